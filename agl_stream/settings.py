@@ -1,0 +1,138 @@
+"""Every setting, declared once: name, default, meaning.
+
+``Settings.load`` takes each value from the first of: argument, environment (``AGL_STREAM_<NAME>``), the
+``endpoints.json`` that a running ``agl-stream up`` keeps in its folder, default. ``source_of`` tells which;
+``agl-stream doctor`` and docs/operations.md are made from the same declaration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from agl_stream.errors import SettingError
+
+ENV_PREFIX = "AGL_STREAM_"
+DEFAULT_FOLDER = ".agl-stream"
+ENDPOINTS_FILE = "endpoints.json"
+
+_FROM_ENDPOINTS = ("bootstrap_servers", "registry_url", "gateway_url", "upstream_url")
+
+
+def _setting(default: Any, doc: str, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"doc": doc, "secret": secret})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An immutable set of values; ``load`` makes one, ``dataclasses.replace`` varies one."""
+
+    # where things are
+    dir: str = _setting(
+        DEFAULT_FOLDER, "Data folder. Default: .agl-stream here or in the nearest parent that has one."
+    )
+    bootstrap_servers: str = _setting("127.0.0.1:9092", "Kafka bootstrap servers, host:port[,host:port].")
+    registry_url: str = _setting("http://127.0.0.1:8081", "Confluent-compatible schema registry.")
+    gateway_url: str = _setting("http://127.0.0.1:4747", "The gateway, as agents reach it.")
+    upstream_url: str = _setting(
+        "http://127.0.0.1:8000/v1", "OpenAI-compatible inference server behind the gateway."
+    )
+    upstream_api_key: str = _setting("", "Bearer key sent to the inference server.", secret=True)
+    gateway_token: str = _setting(
+        "", "Bearer token that callers of the gateway must show; needed beyond loopback.", secret=True
+    )
+    store_url: str = _setting("", "State store; empty: SQLite at <dir>/state.db.")
+    blob_root: str = _setting("", "Folder or fsspec address of claim-checked payloads; empty: <dir>/blobs.")
+    namespace: str = _setting("agl", "Prefix of topics and consumer groups.")
+
+    # shape of the log
+    partitions: int = _setting(8, "Partitions of every topic that is keyed by rollout or group.")
+    replication_factor: int = _setting(1, "Replicas of each topic; 3 on a real cluster.")
+    inline_limit_bytes: int = _setting(262_144, "Payloads above this go to the blob store (claim check).")
+    max_record_bytes: int = _setting(8_388_608, "Largest record a producer sends.")
+
+    # producing
+    delivery_timeout_seconds: float = _setting(120.0, "How long an event may wait for its acknowledgement.")
+    connect_timeout_seconds: float = _setting(10.0, "How long a process looks for its engines at start.")
+    linger_ms: float = _setting(5.0, "How long a producer gathers events into a batch.")
+    compression: str = _setting("none", "Compression of produced batches: none, gzip, snappy, lz4, zstd.")
+    buffer_events: int = _setting(100_000, "Events a producer holds unacknowledged before it blocks its caller.")
+
+    # consuming
+    session_timeout_seconds: float = _setting(10.0, "Silence after which a consumer group drops a member.")
+    reject_limit_consecutive: int = _setting(1000, "Consecutive rejects on a partition that stop a consumer.")
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Settings:
+        """Settings from arguments (None counts as not given), environment, endpoints file, defaults.
+
+        Raises SettingError naming the variable when a value does not parse.
+        """
+        return cls.load_with_sources(**overrides)[0]
+
+    @classmethod
+    def load_with_sources(cls, **overrides: Any) -> tuple[Settings, dict[str, str]]:
+        """As ``load``; the second value says for each setting: argument, environment, folder or default."""
+        known = {f.name: f for f in fields(cls)}
+        unknown = [name for name in overrides if name not in known]
+        if unknown:
+            raise SettingError(f"unknown setting {unknown[0]!r}; known are {', '.join(known)}")
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = dict.fromkeys(known, "default")
+        for name, spec in known.items():
+            if overrides.get(name) is not None:
+                values[name], sources[name] = overrides[name], "argument"
+            elif (text := os.environ.get(ENV_PREFIX + name.upper())) not in (None, ""):
+                values[name], sources[name] = _parse(spec, text), "environment"
+        folder = Path(values["dir"]) if "dir" in values else _find_folder()
+        values["dir"] = str(folder.expanduser().absolute())
+        for name, value in _read_endpoints(folder).items():
+            if sources[name] == "default" and value:
+                values[name], sources[name] = str(value), "folder"
+        return cls(**values), sources
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.dir)
+
+    def topic(self, name: str) -> str:
+        """Name of a topic on the wire."""
+        return f"{self.namespace}.{name}"
+
+    def group(self, name: str) -> str:
+        """Name of a consumer group on the wire."""
+        return f"{self.namespace}.{name}"
+
+    def blob_address(self) -> str:
+        return self.blob_root or str(self.folder / "blobs")
+
+
+def _parse(spec: Any, text: str) -> Any:
+    kind = type(spec.default)
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "yes": True, "on": True}.get(text.lower(), False)
+        return kind(text)
+    except ValueError:
+        raise SettingError(
+            f"{ENV_PREFIX}{spec.name.upper()}={text!r} is not a {kind.__name__}; {spec.metadata['doc']}"
+        ) from None
+
+
+def _find_folder() -> Path:
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if (place / DEFAULT_FOLDER).is_dir():
+            return place / DEFAULT_FOLDER
+    return here / DEFAULT_FOLDER
+
+
+def _read_endpoints(folder: Path) -> dict[str, str]:
+    try:
+        found = json.loads((folder / ENDPOINTS_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {name: found[name] for name in _FROM_ENDPOINTS if name in found} if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Events of agl-stream: Avro schemas, topics, codec, registry, ids, clocks. Imports nothing of the other rooms."""

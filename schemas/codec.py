@@ -1,0 +1,137 @@
+"""Events to bytes and back: fastavro in the Confluent wire format.
+
+Written: byte 0, schema id as four-byte big-endian integer, Avro body. Read as well: the newer form in which the
+id travels in the record header ``__value_schema_id`` (byte 0 and a four-byte id there, too) and the value is the
+bare body; the GUID form (byte 1 and 16 bytes) is refused by name.
+
+A codec is cheap per event: schemas are parsed once per id, an encoder is one closure, and a body written with
+the current schema is read without resolution.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import fastavro
+from fastavro.schema import parse_schema
+
+from agl_stream.errors import BodyUndecodable, EncodeError, NotOurFraming, UnknownSchema
+from agl_stream.schemas import events
+from agl_stream.schemas.registry import LocalRegistry, Registry
+
+SCHEMA_ID_HEADER = "__value_schema_id"
+_FRAME = struct.Struct(">bI")
+Headers = Iterable[tuple[str, bytes]] | None
+Encoder = Callable[[events.Event], bytes]
+_Reader = Callable[[io.BytesIO], events.Event]
+
+
+class Codec:
+    """Encodes and decodes events. Thread-safe once warm; ``decode`` may ask the registry for a new id."""
+
+    def __init__(self, registry: Registry | None = None, *, projections: dict[str, list[str]] | None = None) -> None:
+        """``projections``: event type -> names of the fields to decode; all others are skipped, which is several
+        times quicker where bodies are large and only ids are wanted."""
+        self._registry = registry if registry is not None else LocalRegistry()
+        self._readers: dict[int, tuple[str, _Reader]] = {}
+        self._encoders: dict[str, Encoder] = {}
+        self._projections = projections or {}
+
+    def encode(self, event_type: str, event: events.Event) -> bytes:
+        """Framed bytes. Raises EncodeError naming the event and field that does not fit."""
+        return self.encoder(event_type)(event)
+
+    def encoder(self, event_type: str) -> Encoder:
+        """The function that encodes one event type; take it once outside a loop."""
+        if (known := self._encoders.get(event_type)) is not None:
+            return known
+        schema_id = self._registry.id_of(event_type)
+        schema: Any = parse_schema(json.loads(json.dumps(events.current(event_type))))
+        frame = _FRAME.pack(0, schema_id)
+        write = fastavro.schemaless_writer
+
+        def encode(event: events.Event) -> bytes:
+            out = io.BytesIO()
+            out.write(frame)
+            try:
+                write(out, schema, event)
+            except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error) as error:
+                raise EncodeError(f"{event_type} does not fit its schema: {error}{_culprit(schema, event)}") from None
+            return out.getvalue()
+
+        self._encoders[event_type] = encode
+        return encode
+
+    def decode(self, value: bytes | None, headers: Headers = None) -> tuple[str, events.Event]:
+        """(event type, event). Raises NotOurFraming, UnknownSchema or BodyUndecodable; each names its reason."""
+        if value is None:
+            raise NotOurFraming("the record has no value (a tombstone)")
+        schema_id, start = _schema_id(value, headers)
+        reader = self._readers.get(schema_id)
+        if reader is None:
+            reader = self._readers[schema_id] = self._make_reader(schema_id)
+        body = io.BytesIO(value)
+        body.seek(start)
+        try:
+            event = reader[1](body)
+        except (ValueError, TypeError, KeyError, IndexError, EOFError, struct.error, MemoryError, OverflowError) as error:
+            raise BodyUndecodable(f"{reader[0]} (schema id {schema_id}) does not decode: {error!r}") from None
+        if body.tell() != len(value):
+            raise BodyUndecodable(
+                f"{reader[0]} (schema id {schema_id}) leaves {len(value) - body.tell()} bytes unread"
+            )
+        return reader[0], event
+
+    def _make_reader(self, schema_id: int) -> tuple[str, _Reader]:
+        written = self._registry.schema_of(schema_id)
+        name = str(written.get("name", "")) if isinstance(written, dict) else ""
+        if name not in events.EVENT_TYPES:
+            raise UnknownSchema(f"schema id {schema_id} is {name or 'no record'}, which is no event of agl-stream")
+        writer: Any = parse_schema(json.loads(json.dumps(written)))
+        current = events.current(name)
+        wanted = self._projections.get(name)
+        if wanted is not None:
+            current = _project(current, wanted)
+        reader: Any = None if written == current else parse_schema(json.loads(json.dumps(current)))
+        read = fastavro.schemaless_reader
+
+        def decode(body: io.BytesIO) -> events.Event:
+            return read(body, writer, reader)  # type: ignore[return-value]
+
+        return name, decode
+
+
+def _schema_id(value: bytes, headers: Headers) -> tuple[int, int]:
+    for name, content in headers or ():
+        if name == SCHEMA_ID_HEADER:
+            if len(content) == 5 and content[0] == 0:
+                return _FRAME.unpack(content)[1], 0
+            raise NotOurFraming(f"header {SCHEMA_ID_HEADER} is not byte 0 and a four-byte id: {content[:20]!r}")
+    if len(value) < 5 or value[0] != 0:
+        raise NotOurFraming(f"the value begins with {value[:5]!r}, not with byte 0 and a four-byte schema id")
+    return _FRAME.unpack_from(value)[1], 5
+
+
+def _project(schema: events.Schema, wanted: list[str]) -> events.Schema:
+    fields = [field for field in schema["fields"] if field["name"] in wanted]
+    return {**schema, "fields": fields}
+
+
+def _culprit(schema: Any, event: events.Event) -> str:
+    """Names the first field whose value does not fit; only computed once encoding has failed."""
+    from fastavro.validation import validate
+
+    if not isinstance(event, dict):
+        return f" (an event is a dict, this is {type(event).__name__})"
+    for field in schema["fields"]:
+        if field["name"] not in event:
+            if "default" not in field:
+                return f" (field {field['name']} is missing)"
+            continue
+        if not validate(event[field["name"]], field["type"], raise_errors=False):
+            return f" (field {field['name']}: {event[field['name']]!r:.120})"
+    return ""
