@@ -1,0 +1,53 @@
+"""What a process has used: CPU seconds and memory, for living and for ended processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """CPU seconds (user and system, waited-for children included) and the greatest resident size."""
+
+    cpu_seconds: float = 0.0
+    max_rss_bytes: int = 0
+
+    def plus(self, other: ProcessUsage) -> ProcessUsage:
+        """CPU seconds add up over incarnations; the greatest resident size is kept."""
+        return ProcessUsage(
+            self.cpu_seconds + other.cpu_seconds, max(self.max_rss_bytes, other.max_rss_bytes)
+        )
+
+
+def of_rusage(usage: resource.struct_rusage) -> ProcessUsage:
+    """Usage of an ended process as `os.wait4` reports it (ru_maxrss is KiB on Linux)."""
+    return ProcessUsage(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def of_living(pid: int) -> ProcessUsage:
+    """Usage so far of a living process; zeros when it is gone or the system has no /proc."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+        status = (_PROC / str(pid) / "status").read_text()
+    except OSError:
+        return ProcessUsage()
+    # The command name, field 2, may hold blanks and parentheses: count from its closing one.
+    fields = stat.rpartition(")")[2].split()
+    ticks = sum(int(value) for value in fields[11:15])  # utime, stime, cutime, cstime
+    peak_kib = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+    return ProcessUsage(ticks / os.sysconf("SC_CLK_TCK"), peak_kib * 1024)
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional set size now: shared pages are divided among their users, so that a sum over
+    processes is what they take together. 0 when the process is gone or there is no /proc."""
+    try:
+        rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
