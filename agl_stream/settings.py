@@ -60,6 +60,7 @@ class Settings:
     linger_ms: float = _setting(5.0, "How long a producer gathers events into a batch.")
     compression: str = _setting("none", "Compression of produced batches: none, gzip, snappy, lz4, zstd.")
     buffer_events: int = _setting(100_000, "Events a producer holds unacknowledged before it blocks its caller.")
+    buffer_bytes: int = _setting(134_217_728, "Bytes a producer holds unacknowledged before it blocks its caller.")
 
     # consuming
     session_timeout_seconds: float = _setting(10.0, "Silence after which a consumer group drops a member.")

@@ -13,9 +13,7 @@ from agl_stream.schemas import events
 
 def differences(reader: events.Schema, writer: events.Schema) -> list[str]:
     """Why ``reader`` cannot read what ``writer`` wrote; empty when it can."""
-    result = ReaderWriterCompatibilityChecker().get_compatibility(
-        parse(json.dumps(reader)), parse(json.dumps(writer))
-    )
+    result = ReaderWriterCompatibilityChecker().get_compatibility(parse(json.dumps(reader)), parse(json.dumps(writer)))
     if result.compatibility is SchemaCompatibilityType.compatible:
         return []
     return [f"{message} at {place}" for message, place in zip(result.messages, result.locations, strict=False)] or [

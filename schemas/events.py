@@ -38,9 +38,7 @@ def history(event_type: str) -> tuple[Schema, ...]:
         raise KeyError(f"{event_type} is no event type; there are {', '.join(EVENT_TYPES)}")
     folder = resources.files("agl_stream.schemas").joinpath("avsc", _snake(event_type))
     versions = sorted(
-        (int(m.group(1)), entry)
-        for entry in folder.iterdir()
-        if (m := re.fullmatch(r"v(\d+)\.avsc", entry.name))
+        (int(m.group(1)), entry) for entry in folder.iterdir() if (m := re.fullmatch(r"v(\d+)\.avsc", entry.name))
     )
     return tuple(json.loads(entry.read_text(encoding="utf-8")) for _, entry in versions)
 
