@@ -1,0 +1,1 @@
+"""Everything that takes records off the log: the batch loop, the span sink, the runner."""
