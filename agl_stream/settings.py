@@ -61,6 +61,7 @@ class Settings:
     compression: str = _setting("none", "Compression of produced batches: none, gzip, snappy, lz4, zstd.")
     buffer_events: int = _setting(100_000, "Events a producer holds unacknowledged before it blocks its caller.")
     buffer_bytes: int = _setting(134_217_728, "Bytes a producer holds unacknowledged before it blocks its caller.")
+    max_task_bytes: int = _setting(16_777_216, "Longest line of a task file; above inline_limit_bytes by claim check.")
 
     # consuming
     session_timeout_seconds: float = _setting(10.0, "Silence after which a consumer group drops a member.")

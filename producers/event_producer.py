@@ -121,6 +121,14 @@ class EventProducer:
         Raises DeliveryFailed when one has failed since the last flush, TimeoutError after ``timeout_seconds``
         (default: a little over ``delivery_timeout_seconds``, after which nothing can be outstanding).
         """
+        for flight in self._land(timeout_seconds):
+            flight.raise_failures()
+
+    def settle(self, timeout_seconds: float | None = None) -> None:
+        """As ``flush``, for callers who have heard of each failure by ``on_delivery``: raises only TimeoutError."""
+        self._land(timeout_seconds)
+
+    def _land(self, timeout_seconds: float | None) -> list[Flight]:
         if timeout_seconds is None:
             timeout_seconds = self._settings.delivery_timeout_seconds + 10.0
         deadline = time.monotonic() + timeout_seconds
@@ -136,8 +144,7 @@ class EventProducer:
                 )
         with self._lock:
             self._flights = [flight for flight in self._flights if flight not in awaited]
-        for flight in awaited:
-            flight.raise_failures()
+        return awaited
 
     def deliver(self, topic: str, events: Iterable[tuple[str | None, Event]]) -> None:
         """Send (key, event) pairs and block until all are acknowledged; raises DeliveryFailed naming the first
@@ -173,12 +180,12 @@ class EventProducer:
             await asyncio.sleep(0.005)
         return await future
 
-    def close(self) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Flush and stop. Raises what ``flush`` raises, after stopping. A second call does nothing."""
         if self._closing.is_set():
             return
         try:
-            self.flush()
+            self.flush(timeout_seconds)
         finally:
             self._client.flush(1.0)
             self._closing.set()
@@ -189,8 +196,14 @@ class EventProducer:
     def __enter__(self) -> EventProducer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None:
+            return self.close()
+        try:
+            self.close(timeout_seconds=5.0)
+        except (AglStreamError, TimeoutError) as error:
+            # the failure on its way out is the news; this one only adds to it
+            self._log.error("closing: %s", error)
 
     def _record(self, topic: str, event: Event, key: str | None, partition: int | None) -> tuple[Any, ...]:
         if self._unusable is not None:
@@ -253,8 +266,8 @@ class EventProducer:
     def _buffer_full(self) -> BufferFull:
         return BufferFull(
             f"the producer's buffer (AGL_STREAM_BUFFER_EVENTS={self._settings.buffer_events:,}, "
-            f"AGL_STREAM_BUFFER_BYTES={self._settings.buffer_bytes:,}) stayed full for {self._settings.delivery_timeout_seconds:g} s; is the "
-            f"broker at {self._settings.bootstrap_servers} up?"
+            f"AGL_STREAM_BUFFER_BYTES={self._settings.buffer_bytes:,}) stayed full for "
+            f"{self._settings.delivery_timeout_seconds:g} s; is the broker at {self._settings.bootstrap_servers} up?"
         )
 
     def _landed(
