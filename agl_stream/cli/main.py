@@ -81,9 +81,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(verbs.items()), col_max=12)
 
 
-@click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def cli() -> None:
     """Trains AI agents from what they do, with a Kafka log between the agents and the learner.
 
@@ -100,9 +98,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     # Warnings of libraries belong in the log of whoever debugs them, not between a verb's lines.
     logging.captureWarnings(True)
     try:
-        result = cli.main(
-            args=None if argv is None else list(argv), prog_name="agl-stream", standalone_mode=False
-        )
+        result = cli.main(args=None if argv is None else list(argv), prog_name="agl-stream", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:

@@ -31,9 +31,7 @@ def add_shared_options(command: click.Command) -> click.Command:
     for name, (option, metavar, text) in _SETTINGS.items():
         if option not in taken:
             command.params.append(
-                click.Option(
-                    [option, name], metavar=metavar, help=text, expose_value=False, callback=_remember
-                )
+                click.Option([option, name], metavar=metavar, help=text, expose_value=False, callback=_remember)
             )
     if "-v" not in taken:
         command.params.append(

@@ -12,7 +12,7 @@ from typing import IO
 
 from agl_stream.supervise.bounded_log import BoundedLog
 from agl_stream.supervise.orphan import PARENT_PID_VARIABLE
-from agl_stream.supervise.usage import ProcessUsage, of_living, of_rusage
+from agl_stream.supervise.usage import ProcessUsage, of_living
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Child:
         self._log = log
         self._on_ready = on_ready
         self._on_exit = on_exit
-        self._final_usage: ProcessUsage | None = None
+        self._used = ProcessUsage()
         self._gone = threading.Event()
         self._process = subprocess.Popen(
             list(spec.argv),
@@ -78,8 +78,16 @@ class Child:
         return self._process.pid
 
     def usage(self) -> ProcessUsage:
-        """Used so far, or in all when it has ended."""
-        return self._final_usage or of_living(self.pid)
+        """Used so far, or in all when it has ended.
+
+        The greatest resident size of an ended process is that of the last call before its end: the
+        kernel's own figure counts what the supervisor held when it forked. The keeper calls this every second.
+        """
+        if not self._gone.is_set():
+            living = of_living(self.pid)
+            if living.cpu_seconds:  # Zeros: it ended meanwhile.
+                self._used = living
+        return self._used
 
     def signal(self, number: int) -> None:
         """Send a signal to the process; nothing when it has ended."""
@@ -117,6 +125,6 @@ class Child:
         _, status, rusage = os.wait4(self.pid, 0)
         self.exit_status = os.waitstatus_to_exitcode(status)
         self._process.returncode = self.exit_status
-        self._final_usage = of_rusage(rusage)
+        self._used = ProcessUsage(rusage.ru_utime + rusage.ru_stime, self._used.max_rss_bytes)
         self._gone.set()
         self._on_exit(self)

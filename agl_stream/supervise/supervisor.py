@@ -18,6 +18,8 @@ from agl_stream.supervise.child import Child, ProcessSpec
 from agl_stream.supervise.restart_policy import RestartPolicy
 from agl_stream.supervise.usage import ProcessUsage
 
+_SAMPLE_SECONDS = 1.0
+
 
 class ProcessFailed(AglStreamError):
     """A supervised process did not start, or died so often that it was given up."""
@@ -173,7 +175,7 @@ class Supervisor:
             try:
                 self._inbox.get(timeout=self._seconds_to_next_deadline())()
             except queue.Empty:
-                pass
+                self._sample_usage()
             now = time.monotonic()
             while self._due and self._due[0][0] <= now:
                 self._spawn(heapq.heappop(self._due)[1])
@@ -183,11 +185,17 @@ class Supervisor:
                 self._notify(note)
             self._notes.clear()
 
-    def _seconds_to_next_deadline(self) -> float | None:
+    def _seconds_to_next_deadline(self) -> float:
+        now = time.monotonic()
         deadlines = [m.ready_deadline for m in self._managed.values() if m.ready_deadline is not None]
         if self._due:
             deadlines.append(self._due[0][0])
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return max(0.0, min([now + _SAMPLE_SECONDS, *deadlines]) - now)
+
+    def _sample_usage(self) -> None:
+        for managed in self._managed.values():
+            if managed.child is not None:
+                managed.child.usage()
 
     def _quit(self) -> None:
         self._running = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +21,6 @@ class ProcessUsage:
         return ProcessUsage(
             self.cpu_seconds + other.cpu_seconds, max(self.max_rss_bytes, other.max_rss_bytes)
         )
-
-
-def of_rusage(usage: resource.struct_rusage) -> ProcessUsage:
-    """Usage of an ended process as `os.wait4` reports it (ru_maxrss is KiB on Linux)."""
-    return ProcessUsage(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
 def of_living(pid: int) -> ProcessUsage:

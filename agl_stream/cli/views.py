@@ -1,0 +1,56 @@
+"""What `status` and `show` need to know, whoever answers: the state store or the log itself."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+OPEN_STATUSES = ("queuing", "requeuing", "preparing", "running")
+WAITING_STATUSES = ("queuing", "requeuing")
+
+
+class SystemView(Protocol):
+    """Answers about one namespace. Events and rows are dicts with the fields of the .avsc files."""
+
+    source: str
+    """Where the answers come from, in words."""
+
+    def rollouts_by_status(self) -> dict[str, int]:
+        """Status -> number of rollouts."""
+        ...
+
+    def open_rollouts(self, limit: int) -> list[dict[str, Any]]:
+        """Rollouts that have not ended, oldest first, at most `limit`."""
+        ...
+
+    def rejects_by_reason(self) -> dict[str, int]:
+        """Reason code -> number of rejected records."""
+        ...
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The newest heartbeat of each worker."""
+        ...
+
+    def resources(self) -> list[dict[str, Any]]:
+        """The newest version of each set of resources."""
+        ...
+
+    def steps(self) -> dict[str, int]:
+        """Learner -> number of its newest training step."""
+        ...
+
+    def rollout(self, rollout_id: str) -> dict[str, Any] | None:
+        """The newest state of a rollout; None when nobody knows it."""
+        ...
+
+    def spans(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
+        """Spans of all attempts of a rollout, each once, by sequence_id."""
+        ...
+
+    def triplets(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
+        """What was joined of a rollout, by revision."""
+        ...
+
+    def trainings(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
+        """The training steps that settled a rollout: learner_id, step, version_in, version_out, and its BatchRollout
+        fields (outcome, reason_code, reward, rows)."""
+        ...
