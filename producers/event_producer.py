@@ -78,6 +78,10 @@ class EventProducer:
         _open_producers.add(self)
 
     @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
     def identity(self) -> dict[str, str]:
         """What ``send`` writes into an event's ``producer``."""
         return dict(self._identity)
