@@ -1,0 +1,219 @@
+"""The group window: joined rollouts in, closed groups out.
+
+GRPO compares the rollouts of one prompt with each other, so a rollout can only be trained together with its
+siblings. The window collects what the joiner says of each rollout until its group may close. It is pure: time
+comes in as an argument, state goes out as JSON, and any order or repetition of the same events gives the same
+groups.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+
+COMPLETE = "complete"
+DEADLINE = "deadline"
+EVICTED = "evicted"
+
+
+@dataclass(frozen=True)
+class ClosedGroup:
+    """A group the window has closed, and why.
+
+    ``members`` are the newest TripletsJoined of each sibling that reported, sorted by rollout id; ``size`` is the
+    number of siblings expected. ``reason`` is ``complete`` (all reported), ``deadline`` (enough reported in time) or
+    ``evicted`` (it waited while ``max_open_groups`` newer groups came; its members must not be trained).
+    """
+
+    key: str
+    members: tuple[Event, ...]
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """When a group closes.
+
+    ``group_size`` counts for events that carry a group_id and no group_size. With ``deadline_seconds`` a group
+    closes that long after its first sibling's event time, provided that ``min_siblings`` have reported (default:
+    two); without it only a complete group closes. ``max_open_groups`` and ``max_settled_groups`` bound the memory.
+    """
+
+    group_size: int | None = None
+    min_siblings: int = 2
+    deadline_seconds: float | None = None
+    max_open_groups: int = 10_000
+    max_settled_groups: int = 10_000
+
+
+@dataclass
+class _Group:
+    size: int
+    opened_at_us: int
+    members: dict[str, Event] = field(default_factory=dict)
+    reason: str = ""
+
+
+class GroupWindow:
+    """Groups of rollouts on their way to a batch.
+
+    ``offer`` events, ``take`` closed groups. Until it is taken a closed group still accepts corrections. What
+    arrives after that is *late*: a revision of a rollout that the group contained is only counted; a sibling that
+    reports for the first time is handed out once by ``take_late``, so that the account of the rollouts balances.
+    """
+
+    def __init__(self, config: WindowConfig | None = None) -> None:
+        self.config = config or WindowConfig()
+        self.counts: Counter[str] = Counter()
+        self._open: OrderedDict[str, _Group] = OrderedDict()
+        self._closed: OrderedDict[str, _Group] = OrderedDict()
+        self._late: list[Event] = []
+        # group key -> the rollouts it was taken with; None when that was all of them
+        self._settled: OrderedDict[str, set[str] | None] = OrderedDict()
+
+    def offer(self, event: Event) -> str:
+        """Takes one TripletsJoined. Returns what it was: accepted, replaced, duplicate, outdated or late.
+
+        A later revision replaces an earlier one until the group is taken. Never blocks; never raises for a decoded
+        event.
+        """
+        verdict = self._fold(event)
+        self.counts[verdict] += 1
+        return verdict
+
+    def _fold(self, event: Event) -> str:
+        key, rollout_id = group_key(event), event["rollout_id"]
+        if key in self._settled:
+            return self._fold_late(self._settled[key], event)
+        group = self._closed.get(key) or self._open.get(key)
+        if group is None:
+            group = self._open[key] = _Group(self._size_of(event), event["occurred_at_us"])
+        known = group.members.get(rollout_id)
+        if known is not None and rank(known) >= rank(event):
+            return "duplicate" if rank(known) == rank(event) else "outdated"
+        group.members[rollout_id] = event
+        group.size = max(group.size, self._size_of(event))
+        group.opened_at_us = min(group.opened_at_us, event["occurred_at_us"])
+        if not group.reason:
+            if len(group.members) >= group.size:
+                self._close(key, COMPLETE)
+            elif len(self._open) > self.config.max_open_groups:
+                self._close(next(iter(self._open)), EVICTED)
+        return "accepted" if known is None else "replaced"
+
+    def _fold_late(self, taken: set[str] | None, event: Event) -> str:
+        if taken is not None and event["rollout_id"] not in taken:
+            taken.add(event["rollout_id"])
+            self._late.append(event)
+        return "late"
+
+    def _size_of(self, event: Event) -> int:
+        if event.get("group_id") is None:
+            return 1
+        return max(1, event.get("group_size") or self.config.group_size or 1)
+
+    def close_due(self, now_us: int) -> None:
+        """Closes the groups whose deadline has passed at ``now_us`` and that have enough siblings."""
+        if self.config.deadline_seconds is None:
+            return
+        due = now_us - int(self.config.deadline_seconds * 1e6)
+        for key, group in list(self._open.items()):
+            if group.opened_at_us <= due and len(group.members) >= min(self.config.min_siblings, group.size):
+                self._close(key, DEADLINE)
+
+    def _close(self, key: str, reason: str) -> None:
+        group = self._closed[key] = self._open.pop(key)
+        group.reason = reason
+
+    def take(self, groups: int) -> list[ClosedGroup] | None:
+        """The ``groups`` groups that closed first, sorted by key, or None while there are fewer.
+
+        Taking settles them: the caller trains or drops every member, once.
+        """
+        if len(self._closed) < groups:
+            return None
+        taken: list[ClosedGroup] = []
+        for _ in range(groups):
+            key, group = self._closed.popitem(last=False)
+            members = tuple(group.members[rollout_id] for rollout_id in sorted(group.members))
+            taken.append(ClosedGroup(key, members, group.size, group.reason))
+            self._settled[key] = None if len(members) >= group.size else set(group.members)
+        while len(self._settled) > self.config.max_settled_groups:
+            self._settled.popitem(last=False)
+        return sorted(taken, key=lambda group: group.key)
+
+    def take_late(self) -> list[Event]:
+        """First reports that came after their group had been taken; each is returned once."""
+        late, self._late = self._late, []
+        return sorted(late, key=lambda event: event["rollout_id"])
+
+    @property
+    def ready(self) -> int:
+        """Closed groups that wait to be taken."""
+        return len(self._closed)
+
+    def missing(self) -> dict[str, tuple[int, int]]:
+        """Open groups: key -> (siblings reported, siblings expected)."""
+        return {key: (len(group.members), group.size) for key, group in self._open.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything the window knows, as JSON values; ``restore`` of it behaves alike."""
+        return {
+            "open": [_group_to_json(key, group) for key, group in self._open.items()],
+            "closed": [_group_to_json(key, group) for key, group in self._closed.items()],
+            "late": [_to_json(event) for event in self._late],
+            "settled": [[key, None if ids is None else sorted(ids)] for key, ids in self._settled.items()],
+            "counts": dict(self.counts),
+        }
+
+    @classmethod
+    def restore(cls, state: dict[str, Any], config: WindowConfig | None = None) -> GroupWindow:
+        """The window that ``state`` was taken from."""
+        window = cls(config)
+        window._open.update(map(_group_from_json, state["open"]))
+        window._closed.update(map(_group_from_json, state["closed"]))
+        window._late = [_from_json(event) for event in state["late"]]
+        window._settled.update((key, None if ids is None else set(ids)) for key, ids in state["settled"])
+        window.counts = Counter(state["counts"])
+        return window
+
+
+def group_key(event: Event) -> str:
+    """The group an event belongs to; a rollout without group_id is a group of its own."""
+    group_id = event.get("group_id")
+    return f"group:{group_id}" if group_id is not None else f"rollout:{event['rollout_id']}"
+
+
+def rank(event: Event) -> tuple[int, int, str]:
+    """Order of reports about one rollout: a later attempt, then a later revision, wins; the hash breaks ties."""
+    return event["attempt_number"], event["revision"], event["content_hash"]
+
+
+def _group_to_json(key: str, group: _Group) -> list[Any]:
+    return [key, group.size, group.opened_at_us, group.reason, [_to_json(e) for e in group.members.values()]]
+
+
+def _group_from_json(stored: list[Any]) -> tuple[str, _Group]:
+    key, size, opened_at_us, reason, members = stored
+    return key, _Group(size, opened_at_us, {e["rollout_id"]: e for e in map(_from_json, members)}, reason)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"b64": base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        return {key: _to_json(item) for key, item in value.items()}
+    return [_to_json(item) for item in value] if isinstance(value, list) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"b64"}:
+            return base64.b64decode(value["b64"])
+        return {key: _from_json(item) for key, item in value.items()}
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
