@@ -1,0 +1,137 @@
+"""`agl-stream doctor`: whether everything a verb needs is in place, and what to do where it is not."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from agl_stream.cli.output import emit_json, output_option, table
+from agl_stream.cli.shared import load_settings_with_sources
+from agl_stream.cli.version import versions
+from agl_stream.errors import AglStreamError
+from agl_stream.settings import Settings
+
+
+def settings_report(settings: Settings, sources: dict[str, str]) -> list[dict[str, Any]]:
+    """Each setting: name, environment name, value (secrets only as set or not), source, meaning."""
+    return [
+        {
+            "name": spec.name,
+            "environment": f"AGL_STREAM_{spec.name.upper()}",
+            "value": _shown(spec, getattr(settings, spec.name)),
+            "source": sources[spec.name],
+            "meaning": spec.metadata["doc"],
+        }
+        for spec in fields(settings)
+    ]
+
+
+def _shown(spec: Any, value: Any) -> Any:
+    if spec.metadata["secret"]:
+        return "(set)" if value else ""
+    return value
+
+
+def check_broker(settings: Settings) -> str:
+    """Raises EngineUnreachable; else says what answers."""
+    from agl_stream.cli.engines import reach_broker
+
+    _, metadata = reach_broker(settings)
+    own = [name for name in metadata.topics if name.startswith(settings.topic(""))]
+    hint = "" if own else "; `agl-stream topics apply` creates them"
+    return f"{len(metadata.brokers)} broker(s), {len(own)} topics of namespace {settings.namespace}{hint}"
+
+
+def check_registry(settings: Settings) -> str:
+    """Raises EngineUnreachable; else says what answers."""
+    import json
+
+    subjects = json.loads(_get(settings.registry_url.rstrip("/") + "/subjects", "AGL_STREAM_REGISTRY_URL"))
+    own = [subject for subject in subjects if subject.startswith(settings.topic(""))]
+    hint = "" if own else "; `agl-stream schemas register` fills it"
+    return f"{len(own)} subjects of namespace {settings.namespace}{hint}"
+
+
+def check_gateway(settings: Settings) -> str:
+    """Raises EngineUnreachable; else says that it answers."""
+    _get(settings.gateway_url.rstrip("/") + "/health", "AGL_STREAM_GATEWAY_URL")
+    return "answers"
+
+
+def check_folder(settings: Settings) -> str:
+    """Raises AglStreamError when the data folder exists and cannot be written."""
+    folder = settings.folder
+    if not folder.exists():
+        return f"{folder} does not exist yet; `agl-stream up` makes it"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise AglStreamError(f"{folder} cannot be written: choose another with AGL_STREAM_DIR (--dir)")
+    running = "a system runs in it" if (folder / "endpoints.json").exists() else "no system runs in it"
+    return f"{folder} can be written; {running}"
+
+
+def check_train_extra(settings: Settings) -> str:
+    """Says whether the trainer can run; its absence is no fault of a machine that only runs agents."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "verl") if find_spec(name) is None]
+    if missing:
+        return f"not installed ({', '.join(missing)}): `pip install agl-stream[train]` for trainer, serve and demo"
+    return "installed"
+
+
+def _get(url: str, variable: str) -> bytes:
+    from agl_stream.errors import EngineUnreachable
+
+    if not url.startswith(("http://", "https://")):
+        raise EngineUnreachable(f"{url} is not an http address: correct {variable}")
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 (scheme checked above)
+            return answer.read()
+    except (OSError, urllib.error.URLError) as error:
+        raise EngineUnreachable(
+            f"{url} does not answer ({error}): start it with `agl-stream up`, or set {variable}"
+        ) from None
+
+
+_CHECKS = {
+    "broker": check_broker,
+    "registry": check_registry,
+    "gateway": check_gateway,
+    "folder": check_folder,
+    "train extra": check_train_extra,
+}
+
+
+@click.command(short_help="Check settings, engines, folder and versions.")
+@output_option
+def command(output: str) -> None:
+    """Check every setting and where it comes from, whether broker, registry and gateway answer, the data folder,
+    and versions.
+
+    Exit status 3 when an engine cannot be reached, 1 when something else is wrong.
+    """
+    settings, sources = load_settings_with_sources()
+    checks: dict[str, dict[str, Any]] = {}
+    exit_code = 0
+    for name, check in _CHECKS.items():
+        try:
+            checks[name] = {"ok": True, "detail": check(settings)}
+        except AglStreamError as error:
+            checks[name] = {"ok": False, "detail": str(error)}
+            exit_code = max(exit_code, error.exit_code)
+    report = settings_report(settings, sources)
+    if output == "json":
+        emit_json({"ok": not exit_code, "checks": checks, "settings": report, "versions": versions()})
+    else:
+        for name, result in checks.items():
+            click.echo(f"{'ok  ' if result['ok'] else 'FAIL'} {name}: {result['detail']}")
+        click.echo("\nsettings")
+        click.echo(table(["name", "value", "source"], [[s["name"], s["value"], s["source"]] for s in report]))
+        click.echo("\nversions")
+        click.echo(table(["package", "version"], [[name, v or "(not installed)"] for name, v in versions().items()]))
+    click.get_current_context().exit(exit_code)
