@@ -1,0 +1,1 @@
+"""Engines: the embedded broker and schema registry, and what runs the real ones."""

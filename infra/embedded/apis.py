@@ -1,0 +1,155 @@
+"""The APIs the broker speaks, their versions, and the frames around them.
+
+Versions end where the next one needs something the broker does not have (topic ids, KIP-848) or where
+a client in use sends what Kafka itself only tolerates: librdkafka 2.16's "all topics" request is
+malformed from Metadata version 9 on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from .wire import Cursor, MalformedMessage, Message, Read, Write, entity_codec
+
+API_VERSIONS = 18
+UNSUPPORTED_VERSION = 35
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One request type: `name` is kio's module name, versions are inclusive."""
+
+    key: int
+    name: str
+    first: int
+    last: int
+
+
+APIS: dict[int, Api] = {
+    api.key: api
+    for api in (
+        Api(0, "produce", 3, 9),
+        Api(1, "fetch", 4, 12),
+        Api(2, "list_offsets", 1, 7),
+        Api(3, "metadata", 0, 8),
+        Api(8, "offset_commit", 2, 8),
+        Api(9, "offset_fetch", 1, 8),
+        Api(10, "find_coordinator", 0, 4),
+        Api(11, "join_group", 0, 7),
+        Api(12, "heartbeat", 0, 4),
+        Api(13, "leave_group", 0, 4),
+        Api(14, "sync_group", 0, 5),
+        Api(15, "describe_groups", 0, 5),
+        Api(16, "list_groups", 0, 4),
+        Api(API_VERSIONS, "api_versions", 0, 3),
+        Api(19, "create_topics", 2, 5),
+        Api(20, "delete_topics", 1, 5),
+        Api(21, "delete_records", 0, 2),
+        Api(22, "init_producer_id", 0, 4),
+        Api(23, "offset_for_leader_epoch", 2, 4),
+        Api(24, "add_partitions_to_txn", 0, 3),
+        Api(25, "add_offsets_to_txn", 0, 3),
+        Api(26, "end_txn", 0, 3),
+        Api(28, "txn_offset_commit", 0, 3),
+        Api(32, "describe_configs", 1, 4),
+        Api(33, "alter_configs", 0, 2),
+        Api(37, "create_partitions", 0, 3),
+        Api(42, "delete_groups", 0, 2),
+        Api(44, "incremental_alter_configs", 0, 1),
+        Api(47, "offset_delete", 0, 0),
+        Api(60, "describe_cluster", 0, 0),
+    )
+}
+
+_FRAME_START = struct.Struct(">hhi")
+_NULLABLE_STRING_LENGTH = struct.Struct(">h")
+_RESPONSE_START = struct.Struct(">ii")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One decoded request: `body` is a plain dict (see wire)."""
+
+    api: Api
+    version: int
+    correlation_id: int
+    client_id: str
+    body: Message
+
+
+class UnsupportedVersion(Exception):
+    """A client asks for a version outside the advertised range of a known API."""
+
+    def __init__(self, api: Api, version: int, correlation_id: int) -> None:
+        super().__init__(f"{api.name} version {version}, spoken here are {api.first} to {api.last}")
+        self.api = api
+        self.correlation_id = correlation_id
+
+
+@cache
+def _codecs(key: int, version: int) -> tuple[bool, Read, bool, Write]:
+    """(flexible request header, request reader, flexible response header, response writer)."""
+    api = APIS[key]
+    prefix = "".join(part.title() for part in api.name.split("_"))
+    module: Any = importlib.import_module(f"kio.schema.{api.name}.v{version}")
+    request, response = getattr(module, f"{prefix}Request"), getattr(module, f"{prefix}Response")
+    return (
+        request.__header_schema__.__flexible__,
+        entity_codec(request)[0],
+        response.__header_schema__.__flexible__,
+        entity_codec(response)[1],
+    )
+
+
+def decode_request(frame: memoryview) -> Request:
+    """Decode one frame (without its length prefix).
+
+    Raises MalformedMessage for bytes that are no request, UnsupportedVersion for a version outside the range.
+    """
+    try:
+        key, version, correlation_id = _FRAME_START.unpack_from(frame)
+    except struct.error as error:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes is no request") from error
+    api = APIS.get(key)
+    if api is None:
+        raise MalformedMessage(f"API {key} (version {version}) is not spoken here")
+    if not api.first <= version <= api.last:
+        raise UnsupportedVersion(api, version, correlation_id)
+    flexible_header, read, _, _ = _codecs(key, version)
+    cursor = Cursor(frame, _FRAME_START.size)
+    try:
+        (length,) = _NULLABLE_STRING_LENGTH.unpack(cursor.take(2))
+        client_id = str(cursor.take(length), "utf-8") if length >= 0 else ""
+        if flexible_header:
+            for _ in range(cursor.count(cursor.unsigned_varint())):
+                cursor.unsigned_varint()
+                cursor.take(cursor.unsigned_varint())
+        body = read(cursor)
+    except (struct.error, ValueError, IndexError) as error:
+        raise MalformedMessage(f"{api.name} version {version}: {error}") from error
+    return Request(api, version, correlation_id, client_id, body)
+
+
+def encode_response(request: Request, body: Message) -> bytes:
+    """The response frame, length prefix included."""
+    _, _, flexible_header, write = _codecs(request.api.key, request.version)
+    parts: list[bytes | memoryview] = [b"", b"\0" if flexible_header else b""]
+    write(parts, body)
+    size = 4 + sum(map(len, parts))
+    parts[0] = _RESPONSE_START.pack(size, request.correlation_id)
+    return b"".join(parts)
+
+
+def supported_versions() -> list[Message]:
+    """The `api_keys` of an ApiVersions response."""
+    return [dict(api_key=api.key, min_version=api.first, max_version=api.last) for api in APIS.values()]
+
+
+def encode_unsupported_api_versions(correlation_id: int) -> bytes:
+    """Answer to ApiVersions of a version above ours: version 0 with the error, so that the client steps down."""
+    header = Request(APIS[API_VERSIONS], 0, correlation_id, "", {})
+    return encode_response(header, dict(error_code=UNSUPPORTED_VERSION, api_keys=supported_versions()))

@@ -1,0 +1,87 @@
+"""Settings of the embedded broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agl_stream.errors import SettingError
+
+from . import topic_config
+
+MIB = 1024 * 1024
+FlushPolicy = Literal["close", "interval", "every-write"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """What can be set. Names in the comments are Kafka's, where Kafka has the setting."""
+
+    node_id: int = 1
+    default_partitions: int = 1
+    """num.partitions: of topics created without a count, or by auto-creation."""
+    auto_create_topics: bool = False
+    """auto.create.topics.enable: create what a client asks metadata for. Off: a typing error should not make a topic."""
+    max_partitions: int = 10_000
+    """Partitions of all topics together; each costs an open file."""
+
+    max_request_bytes: int = 64 * MIB
+    """socket.request.max.bytes: a longer frame closes the connection."""
+    max_message_bytes: int = 16 * MIB
+    """message.max.bytes: default of a topic's max.message.bytes."""
+    fetch_max_bytes: int = 55 * MIB
+    """fetch.max.bytes: bound of one fetch response, save for a single larger batch."""
+    max_connections: int = 1_000
+    """max.connections: further ones are closed at once."""
+    connection_idle_seconds: float = 600.0
+    """connections.max.idle.ms"""
+    request_read_seconds: float = 30.0
+    """A frame that has begun must be complete after this time, or the connection is closed."""
+
+    flush_policy: FlushPolicy = "close"
+    """When data is forced to disk. Always when a segment is closed and at a graceful stop; "interval" also every
+    `flush_interval_seconds`; "every-write" also before each acknowledgement. A kill of the process loses nothing
+    under any policy; the policies differ in what a power cut can take."""
+    flush_interval_seconds: float = 1.0
+    housekeeping_seconds: float = 15.0
+    """log.retention.check.interval.ms: how often retention, compaction and expiry are looked at."""
+    segment_bytes: int = 128 * MIB
+    """log.segment.bytes: default of a topic's segment.bytes; also what a start after a kill has to verify at most."""
+    retention_ms: int = 7 * 86_400_000
+    """log.retention.ms: default of a topic's retention.ms."""
+
+    group_initial_rebalance_delay_ms: int = 250
+    """group.initial.rebalance.delay.ms: how long an empty group waits for further members."""
+    group_min_session_timeout_ms: int = 1_000
+    """group.min.session.timeout.ms"""
+    group_max_session_timeout_ms: int = 1_800_000
+    """group.max.session.timeout.ms"""
+    group_max_size: int = 1_000
+    """group.max.size"""
+    offsets_retention_ms: int = 7 * 86_400_000
+    """offsets.retention.minutes: committed offsets of a group without members are kept this long."""
+    offset_metadata_max_bytes: int = 4_096
+    """offset.metadata.max.bytes"""
+
+    transaction_max_timeout_ms: int = 900_000
+    """transaction.max.timeout.ms"""
+    transactional_id_expiration_ms: int = 7 * 86_400_000
+    """transactional.id.expiration.ms"""
+    producer_id_expiration_ms: int = 86_400_000
+    """producer.id.expiration.ms: idempotence state of a silent producer is kept this long."""
+
+    topic_defaults: dict[str, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises SettingError for values that cannot work."""
+        for name in ("default_partitions", "max_request_bytes", "max_connections", "segment_bytes", "node_id"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"broker setting {name} is {getattr(self, name)}; it must be at least 1")
+        if self.flush_policy not in ("close", "interval", "every-write"):
+            raise SettingError(f"broker setting flush_policy is {self.flush_policy!r}; use close, interval or every-write")
+        defaults = topic_config.DEFAULTS | {
+            "max.message.bytes": str(self.max_message_bytes),
+            "segment.bytes": str(self.segment_bytes),
+            "retention.ms": str(self.retention_ms),
+        }
+        object.__setattr__(self, "topic_defaults", defaults)

@@ -1,0 +1,256 @@
+"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords: everything about the records of partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from .batch import BatchHeader
+from .errors import ErrorCode
+from .log import Appended, PartitionLog
+from .node import Caller, Node
+from .wire import Message
+
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+READ_COMMITTED = 1
+LEADER_EPOCH = 0
+"""There is one broker, so leadership never changes."""
+
+
+def produce(node: Node, request: Message, caller: Caller) -> Message | None | Awaitable[Message | None]:
+    """Append; with acks=0 nothing is answered. Waits for the disk under the every-write policy."""
+    if request["acks"] not in (-1, 0, 1):
+        return _refuse_acks(request)
+    topics: list[Message] = []
+    written: list[PartitionLog] = []
+    for topic in request["topic_data"]:
+        partitions: list[Message] = []
+        for data in topic["partition_data"]:
+            log = node.catalogue.partition(topic["name"], data["index"])
+            outcome = _append(node, log, data["records"])
+            if log is not None and outcome.error is ErrorCode.NONE:
+                written.append(log)
+            partitions.append(
+                {
+                    "index": data["index"],
+                    "error_code": outcome.error,
+                    "base_offset": outcome.base_offset,
+                    "log_start_offset": -1 if log is None else log.start_offset,
+                    "error_message": outcome.message,
+                }
+            )
+        topics.append({"name": topic["name"], "partition_responses": partitions})
+    answer = {"responses": topics} if request["acks"] else None
+    if node.config.flush_policy == "every-write" and written:
+        return _after_flush(node, written, answer)
+    return answer
+
+
+async def _after_flush(node: Node, written: list[PartitionLog], answer: Message | None) -> Message | None:
+    await node.flusher.flush(written)
+    return answer
+
+
+def _append(node: Node, log: PartitionLog | None, records: memoryview | None) -> Appended:
+    if log is None:
+        return Appended(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if not records:
+        return Appended(ErrorCode.CORRUPT_MESSAGE, message="no records")
+
+    def check(header: BatchHeader) -> ErrorCode:
+        if header.producer_id < 0:
+            return ErrorCode.INVALID_RECORD if header.is_transactional else ErrorCode.NONE
+        return node.transactions.check_batch(
+            header.producer_id, header.producer_epoch, (log.topic, log.partition), header.is_transactional
+        )
+
+    return log.append(records, check=check)
+
+
+def _refuse_acks(request: Message) -> Message:
+    return {
+        "responses": [
+            {
+                "name": topic["name"],
+                "partition_responses": [
+                    {"index": data["index"], "error_code": ErrorCode.INVALID_REQUIRED_ACKS, "base_offset": -1}
+                    for data in topic["partition_data"]
+                ],
+            }
+            for topic in request["topic_data"]
+        ]
+    }
+
+
+def fetch(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
+    """Read; waits up to max_wait for min_bytes, answering at once when a partition has an error."""
+    answer, complete = _read_all(node, request)
+    if complete or request["max_wait"] <= 0:
+        return answer
+    return _fetch_later(node, request)
+
+
+async def _fetch_later(node: Node, request: Message) -> Message:
+    """Wait for appends to the partitions until there is enough, or until the time is over."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + request["max_wait"] / 1000
+    grown = asyncio.Event()
+    logs = [
+        log
+        for topic in request["topics"]
+        for wanted in topic["partitions"]
+        if (log := node.catalogue.partition(topic["topic"], wanted["partition"])) is not None
+    ]
+    for log in logs:
+        log.waiters.add(grown.set)
+    try:
+        while True:
+            remaining = deadline - loop.time()
+            if remaining > 0:
+                try:
+                    async with asyncio.timeout(remaining):
+                        await grown.wait()
+                except TimeoutError:
+                    remaining = 0
+            grown.clear()
+            answer, complete = _read_all(node, request)
+            if complete or remaining <= 0:
+                return answer
+    finally:
+        for log in logs:
+            log.waiters.discard(grown.set)
+
+
+def _read_all(node: Node, request: Message) -> tuple[Message, bool]:
+    """(answer, whether it need not wait for more)."""
+    committed_only = request["isolation_level"] == READ_COMMITTED
+    budget = min(request["max_bytes"], node.config.fetch_max_bytes)
+    total, failed = 0, False
+    topics: list[Message] = []
+    for topic in request["topics"]:
+        partitions: list[Message] = []
+        for wanted in topic["partitions"]:
+            log = node.catalogue.partition(topic["topic"], wanted["partition"])
+            limit = min(wanted["partition_max_bytes"], budget - total)
+            if total == 0:
+                limit = max(limit, 1)
+            answer = _read(log, wanted, limit, committed_only)
+            failed = failed or answer.get("error_code", 0) != 0
+            total += len(answer["records"])
+            partitions.append(answer)
+        topics.append({"topic": topic["topic"], "partitions": partitions})
+    return {"responses": topics}, failed or total >= request["min_bytes"]
+
+
+def _read(log: PartitionLog | None, wanted: Message, max_bytes: int, committed_only: bool) -> Message:
+    answer: Message = {"partition_index": wanted["partition"], "records": b"", "high_watermark": -1}
+    if log is None:
+        answer["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return answer
+    epoch_error = _check_leader_epoch(wanted.get("current_leader_epoch", -1))
+    if epoch_error is not ErrorCode.NONE:
+        answer["error_code"] = epoch_error
+        return answer
+    offset, stable = wanted["fetch_offset"], log.last_stable_offset
+    answer.update(high_watermark=log.end_offset, last_stable_offset=stable, log_start_offset=log.start_offset)
+    if not log.start_offset <= offset <= log.end_offset:
+        answer["error_code"] = ErrorCode.OFFSET_OUT_OF_RANGE
+        return answer
+    end = stable if committed_only else log.end_offset
+    if offset < end and max_bytes > 0:
+        answer["records"] = log.read(offset, max_bytes, end)
+    if committed_only:
+        answer["aborted_transactions"] = [
+            {"producer_id": aborted.producer_id, "first_offset": aborted.first_offset}
+            for aborted in log.aborted_between(offset, end)
+        ]
+    else:
+        answer["aborted_transactions"] = None
+    return answer
+
+
+def _check_leader_epoch(epoch: int) -> ErrorCode:
+    """A client that has seen a newer epoch than ours talks to the wrong broker."""
+    return ErrorCode.UNKNOWN_LEADER_EPOCH if epoch > LEADER_EPOCH else ErrorCode.NONE
+
+
+def list_offsets(node: Node, request: Message, caller: Caller) -> Message:
+    """Earliest, latest, by time, or of the largest timestamp."""
+    committed_only = request.get("isolation_level", 0) == READ_COMMITTED
+    topics = [
+        {
+            "name": topic["name"],
+            "partitions": [
+                _list_offset(node.catalogue.partition(topic["name"], wanted["partition_index"]), wanted, committed_only)
+                for wanted in topic["partitions"]
+            ],
+        }
+        for topic in request["topics"]
+    ]
+    return {"topics": topics}
+
+
+def _list_offset(log: PartitionLog | None, wanted: Message, committed_only: bool) -> Message:
+    answer: Message = {"partition_index": wanted["partition_index"], "timestamp": -1, "offset": -1}
+    if log is None:
+        return answer | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    epoch_error = _check_leader_epoch(wanted.get("current_leader_epoch", -1))
+    if epoch_error is not ErrorCode.NONE:
+        return answer | {"error_code": epoch_error}
+    timestamp = wanted["timestamp"]
+    if timestamp == LATEST:
+        answer["offset"] = log.last_stable_offset if committed_only else log.end_offset
+    elif timestamp == EARLIEST:
+        answer["offset"] = log.start_offset
+    else:
+        find: Any = log.offset_of_max_timestamp if timestamp == MAX_TIMESTAMP else lambda: log.offset_for_time(timestamp)
+        offset, found_ms = find()
+        if not committed_only or offset < log.last_stable_offset:
+            answer["offset"], answer["timestamp"] = offset, found_ms
+    if answer["offset"] >= 0:
+        answer["leader_epoch"] = LEADER_EPOCH
+    return answer
+
+
+def offset_for_leader_epoch(node: Node, request: Message, caller: Caller) -> Message:
+    """Where an epoch ends: everything here is of epoch 0."""
+    topics: list[Message] = []
+    for topic in request["topics"]:
+        partitions: list[Message] = []
+        for wanted in topic["partitions"]:
+            log = node.catalogue.partition(topic["topic"], wanted["partition"])
+            answer: Message = {"partition": wanted["partition"]}
+            if log is None:
+                answer["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif (error := _check_leader_epoch(wanted.get("current_leader_epoch", -1))) is not ErrorCode.NONE:
+                answer["error_code"] = error
+            elif wanted["leader_epoch"] == LEADER_EPOCH:
+                answer.update(leader_epoch=LEADER_EPOCH, end_offset=log.end_offset)
+            partitions.append(answer)
+        topics.append({"topic": topic["topic"], "partitions": partitions})
+    return {"topics": topics}
+
+
+def delete_records(node: Node, request: Message, caller: Caller) -> Message:
+    """Move the start of partitions forward; -1 means to the end."""
+    topics: list[Message] = []
+    for topic in request["topics"]:
+        partitions: list[Message] = []
+        for wanted in topic["partitions"]:
+            log = node.catalogue.partition(topic["name"], wanted["partition_index"])
+            answer: Message = {"partition_index": wanted["partition_index"], "low_watermark": -1}
+            if log is None:
+                answer["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                offset = log.end_offset if wanted["offset"] == -1 else wanted["offset"]
+                if not 0 <= offset <= log.end_offset:
+                    answer["error_code"] = ErrorCode.OFFSET_OUT_OF_RANGE
+                elif not log.config.delete:
+                    answer["error_code"] = ErrorCode.POLICY_VIOLATION
+                else:
+                    log.delete_before(offset)
+                    answer["low_watermark"] = log.start_offset
+            partitions.append(answer)
+        topics.append({"name": topic["name"], "partitions": partitions})
+    return {"topics": topics}

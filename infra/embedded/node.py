@@ -1,0 +1,71 @@
+"""The broker's state, apart from its sockets: what the request handlers work on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import BrokerConfig
+from .flushing import Flusher
+from .group_coordinator import GroupCoordinator
+from .offsets import OffsetStore
+from .topics import Catalogue
+from .transactions import TransactionCoordinator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    client_id: str
+    host: str
+    version: int
+    """Version of the API that the request uses."""
+
+
+class Node:
+    """Topics, groups, offsets and transactions of one data folder. Lives in one event loop."""
+
+    def __init__(self, folder: Path, config: BrokerConfig) -> None:
+        """Recover everything in `folder`; raises DamagedFile or OSError."""
+        self.config = config
+        self.host = ""
+        self.port = 0
+        self.catalogue = Catalogue(folder, config)
+        self.offsets = OffsetStore(folder / "offsets.jsonl")
+        self.transactions = TransactionCoordinator(folder / "transactions.jsonl", self.catalogue, self.offsets, config)
+        self.groups = GroupCoordinator(config)
+        self.flusher = Flusher()
+
+    def start(self) -> None:
+        """To be called in the event loop before the first request."""
+        self.transactions.start()
+
+    def expire(self) -> None:
+        """Forget what nobody has used for its retention time."""
+        now_ms = time.time_ns() // 1_000_000
+        for group in self.offsets.idle_since(now_ms - self.config.offsets_retention_ms):
+            if self.groups.get(group) is None:
+                logger.info("group %s: its offsets are older than the retention and are removed", group)
+                self.offsets.delete(group)
+        for log in self.catalogue.logs():
+            log.producers.forget_before(log.start_offset, now_ms - self.config.producer_id_expiration_ms)
+        self.transactions.expire()
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, its data and the offsets committed for it. Raises TopicRefused."""
+        self.catalogue.delete(name)
+        self.offsets.delete_topic(name)
+
+    async def close(self) -> None:
+        """Flush everything and let go of the files."""
+        self.groups.close()
+        await self.flusher.close()
+        self.transactions.close()
+        self.offsets.close()
+        await asyncio.to_thread(self.catalogue.close)
