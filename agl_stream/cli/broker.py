@@ -1,0 +1,52 @@
+"""`agl-stream broker`: the embedded Kafka-protocol broker as a process."""
+
+from __future__ import annotations
+
+import click
+
+from agl_stream.cli.output import emit_json, output_option
+from agl_stream.cli.shared import load_settings
+
+
+@click.command("broker", short_help="Run the embedded Kafka-protocol broker.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9092, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--auto-create-topics", is_flag=True, help="Create topics that a client asks for and that do not exist.")
+@click.option(
+    "--default-partitions",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Partitions of topics created without a number.",
+)
+@click.option(
+    "--flush",
+    type=click.Choice(["close", "interval", "every-write"]),
+    default="close",
+    show_default=True,
+    help="When data is forced to disk: when a segment is closed, also every second, also before each acknowledgement. "
+    "A kill of the process loses nothing in any case; a power cut may lose what was not forced.",
+)
+@output_option
+def command(port: int, auto_create_topics: bool, default_partitions: int, flush: str, output: str) -> None:
+    """Serve the Kafka protocol on 127.0.0.1 from <dir>/broker until SIGTERM or Ctrl-C.
+
+    For one machine: no replication, no users, no KIP-848 groups. Prints one line when it is ready.
+    """
+    import asyncio
+
+    from agl_stream.infra.embedded.broker import EmbeddedBroker
+    from agl_stream.infra.embedded.config import BrokerConfig
+    from agl_stream.infra.embedded.process import serve_until_signalled
+
+    config = BrokerConfig(
+        auto_create_topics=auto_create_topics, default_partitions=default_partitions, flush_policy=flush
+    )
+    broker = EmbeddedBroker(load_settings().folder / "broker", port=port, config=config)
+
+    def announce() -> None:
+        if output == "json":
+            emit_json({"bootstrap_servers": broker.bootstrap_servers, "data_dir": str(broker.data_dir)})
+        else:
+            click.echo(f"broker ready on {broker.bootstrap_servers}, data in {broker.data_dir}")
+
+    asyncio.run(serve_until_signalled(broker, announce))

@@ -1,0 +1,26 @@
+"""Fixtures for every room: an embedded broker, started once, and a registry beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agl_stream.infra.embedded.testing import BrokerThread
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[BrokerThread]:
+    """A broker with `bootstrap_servers` and `registry_url`; tests share it and keep apart by topic names."""
+    with BrokerThread(registry=True) as thread:
+        yield thread
+
+
+@pytest.fixture(scope="session")
+def bootstrap_servers(broker: BrokerThread) -> str:
+    return broker.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def registry_url(broker: BrokerThread) -> str:
+    return broker.registry_url
