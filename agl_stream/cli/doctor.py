@@ -107,7 +107,7 @@ _CHECKS = {
 }
 
 
-@click.command(short_help="Check settings, engines, folder and versions.")
+@click.command()
 @output_option
 def command(output: str) -> None:
     """Check every setting and where it comes from, whether broker, registry and gateway answer, the data folder,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from agl_stream.errors import EngineUnreachable
@@ -13,6 +14,8 @@ from agl_stream.settings import Settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ClusterMetadata
+
+_SLICE_SECONDS = 0.5
 
 # librdkafka logs every failed connection attempt; the verb itself says once that nobody answers.
 _silent = logging.getLogger("agl_stream.kafka.cli")
@@ -46,7 +49,11 @@ def reach_broker(settings: Settings) -> tuple[AdminClient, ClusterMetadata]:
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(client_config(settings))
-    try:
-        return admin, admin.list_topics(timeout=settings.connect_timeout_seconds)
-    except KafkaException as error:
-        raise broker_unreachable(settings, error.args[0].str()) from None
+    deadline = time.monotonic() + settings.connect_timeout_seconds
+    while True:
+        # In slices, because a Ctrl-C is only seen between calls into the client.
+        try:
+            return admin, admin.list_topics(timeout=max(0.01, min(_SLICE_SECONDS, deadline - time.monotonic())))
+        except KafkaException as error:
+            if time.monotonic() >= deadline:
+                raise broker_unreachable(settings, error.args[0].str()) from None

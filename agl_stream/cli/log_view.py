@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agl_stream.cli.log_reader import LogReader, RawRecord
-from agl_stream.cli.views import OPEN_STATUSES
+from agl_stream.cli.views import OPEN_STATUSES, settlements
 from agl_stream.errors import DecodeError
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.partitioner import murmur2_partition
@@ -60,12 +60,6 @@ class LogView:
                 newest[published["resources_id"]] = published
         return sorted(newest.values(), key=lambda published: published["resources_id"])
 
-    def steps(self) -> dict[str, int]:
-        newest: dict[str, int] = {}
-        for _, batch in self._events("batches"):
-            newest[batch["learner_id"]] = max(batch["step"], newest.get(batch["learner_id"], 0))
-        return newest
-
     def rollout(self, rollout_id: str) -> dict[str, Any] | None:
         newest: dict[str, Any] | None = None
         for _, state in self._events_with_key("rollouts", rollout_id):
@@ -94,13 +88,7 @@ class LogView:
         return sorted(found.values(), key=lambda joined: (joined["attempt_number"], joined["revision"]))
 
     def trainings(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
-        found: dict[tuple[str, int], dict[str, Any]] = {}
-        for _, batch in self._events("batches"):
-            for settled in batch["rollouts"]:
-                if settled["rollout_id"] == rollout["rollout_id"]:
-                    about = {name: batch[name] for name in ("learner_id", "step", "version_in", "version_out")}
-                    found[batch["learner_id"], batch["step"]] = {**about, "at_us": batch["ended_at_us"], **settled}
-        return [found[key] for key in sorted(found)]
+        return settlements((batch for _, batch in self._events("batches")), rollout["rollout_id"])
 
     def _fold_rollouts(self) -> dict[str, str]:
         """Rollout -> status, by the greatest version; only open rollouts are kept whole."""

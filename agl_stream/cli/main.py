@@ -54,6 +54,9 @@ VERBS: dict[str, dict[str, str]] = {
 ONE_LINE_HELP = {verb: line for section in VERBS.values() for verb, line in section.items()}
 
 
+_COMPLETION_VARIABLE = "_AGL_STREAM_COMPLETE"
+
+
 class LazyGroup(click.Group):
     """Imports `agl_stream.cli.<verb>` when that verb is asked for."""
 
@@ -98,9 +101,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     # Warnings of libraries belong in the log of whoever debugs them, not between a verb's lines.
     logging.captureWarnings(True)
     try:
-        result = cli.main(args=None if argv is None else list(argv), prog_name="agl-stream", standalone_mode=False)
+        if _COMPLETION_VARIABLE in os.environ:
+            cli.main(prog_name="agl-stream")  # A shell asks what could follow; click answers and exits.
+        # Not cli.main, which has its own ideas about closed pipes and interrupts.
+        with cli.make_context("agl-stream", list(sys.argv[1:] if argv is None else argv)) as context:
+            cli.invoke(context)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        return 0
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -8,7 +8,7 @@ from agl_stream.cli.output import emit_json, output_option, table
 from agl_stream.cli.shared import load_settings
 
 
-@click.group(short_help="Check and register the event schemas.")
+@click.group()
 def command() -> None:
     """Check and register the event schemas (schemas/avsc)."""
 

@@ -95,7 +95,7 @@ def _because(fields: dict[str, Any]) -> str:
     return f" ({fields['reason_code']}{': ' + shorten(detail, 100) if detail else ''})"
 
 
-@click.command(short_help="Tell what happened to one rollout, on a timeline.")
+@click.command()
 @click.argument("rollout_id", metavar="ROLLOUT")
 @output_option
 def command(rollout_id: str, output: str) -> None:

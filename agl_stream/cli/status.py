@@ -26,6 +26,7 @@ def gather(settings: Settings, reader: LogReader, view: SystemView) -> dict[str,
     now_us = time.time_ns() // 1000
     rollouts = view.rollouts_by_status()
     lag_by_topic = reader.group_lag(reader.groups())
+    resources = view.resources()
     return {
         "bootstrap_servers": settings.bootstrap_servers,
         "namespace": settings.namespace,
@@ -43,9 +44,9 @@ def gather(settings: Settings, reader: LogReader, view: SystemView) -> dict[str,
                 "version": published["version"],
                 "age_seconds": _age(published["occurred_at_us"], now_us),
             }
-            for published in view.resources()
+            for published in resources
         ],
-        "steps": view.steps(),
+        "steps": {p["learner_id"]: p["step"] for p in resources if p["learner_id"] is not None},
     }
 
 
@@ -93,7 +94,7 @@ def _age(since_us: int, now_us: int) -> float:
     return round(max(0, now_us - since_us) / 1e6, 3)
 
 
-@click.command(short_help="Queue, lag, workers, rejects and resources at a glance.")
+@click.command()
 @click.option("--watch", is_flag=True, help="Show it again every --interval until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds.")
 @output_option

@@ -62,7 +62,7 @@ def _topic(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return name
 
 
-@click.command(short_help="Print decoded records of a topic.")
+@click.command()
 @click.argument("topic", callback=_topic)
 @click.option(
     "--from",

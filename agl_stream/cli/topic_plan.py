@@ -55,8 +55,8 @@ def plan(existing: Mapping[str, ExistingTopic], settings: Settings) -> list[Chan
                     name,
                     found.partitions,
                     {},
-                    f"it has {found.partitions} partitions and {partitions} are wanted, but a keyed topic keeps its "
-                    f"count: set AGL_STREAM_PARTITIONS={found.partitions}, or choose another AGL_STREAM_NAMESPACE",
+                    f"{found.partitions} partitions where {partitions} are wanted, but a keyed topic keeps its count: "
+                    f"set AGL_STREAM_PARTITIONS={found.partitions}, or choose another AGL_STREAM_NAMESPACE",
                 )
             )
         else:

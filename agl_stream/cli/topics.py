@@ -54,9 +54,7 @@ def apply(settings: Settings) -> list[Change]:
 
     admin, metadata = reach_broker(settings)
     changes = plan(existing_topics(admin, metadata, settings), settings)
-    refused = [change for change in changes if change.action == "refuse"]
-    if refused:
-        raise AglStreamError("; ".join(f"topic {change.topic}: {change.why}" for change in refused))
+    _raise_refusals(changes)
 
     created = [change for change in changes if change.action == "create"]
     if created:
@@ -90,6 +88,16 @@ def apply(settings: Settings) -> list[Change]:
     return changes
 
 
+def _raise_refusals(changes: list[Change]) -> None:
+    """AglStreamError with one sentence for each different reason."""
+    names: dict[str, list[str]] = {}
+    for change in changes:
+        if change.action == "refuse":
+            names.setdefault(change.why, []).append(change.topic)
+    if names:
+        raise AglStreamError("; ".join(f"{', '.join(topics)}: {why}" for why, topics in names.items()))
+
+
 def _wait_until_visible(admin: AdminClient, names: set[str], timeout_seconds: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_seconds
     while missing := names - set(admin.list_topics(timeout=10).topics):
@@ -98,7 +106,7 @@ def _wait_until_visible(admin: AdminClient, names: set[str], timeout_seconds: fl
         time.sleep(0.05)
 
 
-@click.group(short_help="Compare the cluster's topics with the catalogue, or make them match.")
+@click.group()
 def command() -> None:
     """Compare the cluster's topics with the catalogue (schemas/topics.py), or make them match."""
 

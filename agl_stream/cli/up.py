@@ -37,7 +37,7 @@ def claim_ports(broker: int | None, registry: int | None, gateway: int | None) -
     return Ports(*taken), notes
 
 
-@click.command(short_help="Start broker, registry, streams and gateway on this machine.")
+@click.command()
 @click.option("--broker-port", type=click.IntRange(1, 65535), help=f"Default {BROKER_PORT}, or a free one.")
 @click.option("--registry-port", type=click.IntRange(1, 65535), help=f"Default {REGISTRY_PORT}, or a free one.")
 @click.option("--gateway-port", type=click.IntRange(1, 65535), help=f"Default {GATEWAY_PORT}, or a free one.")

@@ -38,7 +38,7 @@ def _installed(name: str) -> str | None:
         return None
 
 
-@click.command(short_help="Print versions.")
+@click.command()
 @output_option
 def command(output: str) -> None:
     """Print the versions of agl-stream, Python and the packages it stands on."""

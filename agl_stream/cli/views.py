@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 OPEN_STATUSES = ("queuing", "requeuing", "preparing", "running")
@@ -34,10 +35,6 @@ class SystemView(Protocol):
         """The newest version of each set of resources."""
         ...
 
-    def steps(self) -> dict[str, int]:
-        """Learner -> number of its newest training step."""
-        ...
-
     def rollout(self, rollout_id: str) -> dict[str, Any] | None:
         """The newest state of a rollout; None when nobody knows it."""
         ...
@@ -47,10 +44,21 @@ class SystemView(Protocol):
         ...
 
     def triplets(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
-        """What was joined of a rollout, by revision."""
+        """What was joined of a rollout, by revision; a store keeps the newest revision only."""
         ...
 
     def trainings(self, rollout: dict[str, Any]) -> list[dict[str, Any]]:
         """The training steps that settled a rollout: learner_id, step, version_in, version_out, and its BatchRollout
         fields (outcome, reason_code, reward, rows)."""
         ...
+
+
+def settlements(batches: Iterable[dict[str, Any]], rollout_id: str) -> list[dict[str, Any]]:
+    """What `SystemView.trainings` answers, from manifests; a repeated manifest counts once."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for batch in batches:
+        about = {name: batch[name] for name in ("learner_id", "step", "version_in", "version_out")}
+        for settled in batch["rollouts"]:
+            if settled["rollout_id"] == rollout_id:
+                found[batch["learner_id"], batch["step"]] = {**about, "at_us": batch["ended_at_us"], **settled}
+    return [found[key] for key in sorted(found)]
