@@ -264,9 +264,14 @@ def _join_process_group(backend: str) -> None:
         # verl's Worker reads an address; a lone process never connects to it
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "0")
-        torch.distributed.init_process_group(backend, rank=0, world_size=1, store=torch.distributed.HashStore())
+        torch.distributed.init_process_group(backend, rank=0, world_size=1, store=_lone_store())
     else:
         torch.distributed.init_process_group(backend)
+
+
+def _lone_store() -> Any:
+    """A rendezvous for one process: no port, no file."""
+    return torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _reported_logprobs(rows: Sequence[Row], width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -80,9 +80,19 @@ def _register_platform() -> None:
     class PlatformCPU(PlatformBase):  # pyright: ignore[reportUnusedClass]
         """verl's questions about the device, answered for a machine without one."""
 
-        device_name = "cpu"
-        vendor_name = "cpu"
-        device_module = _device_module()
+        _module = _device_module()
+
+        @property
+        def device_name(self) -> str:
+            return "cpu"
+
+        @property
+        def vendor_name(self) -> str:
+            return "cpu"
+
+        @property
+        def device_module(self) -> types.ModuleType:
+            return self._module
 
         def is_available(self) -> bool:
             return True
@@ -124,7 +134,7 @@ def _register_platform() -> None:
             return "CUDA_VISIBLE_DEVICES"
 
         @contextmanager
-        def nvtx_range(self, msg: str) -> Iterator[None]:
+        def nvtx_range(self, msg: str) -> Iterator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
             yield
 
         def profiler_start(self) -> None:
