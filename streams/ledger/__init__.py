@@ -1,0 +1,1 @@
+"""Requested = trained + dropped + failed + cancelled + in flight, at all times."""
