@@ -63,9 +63,26 @@ class Settings:
     buffer_bytes: int = _setting(134_217_728, "Bytes a producer holds unacknowledged before it blocks its caller.")
     max_task_bytes: int = _setting(16_777_216, "Longest line of a task file; above inline_limit_bytes by claim check.")
 
+    # the gateway
+    gateway_allow_unrecorded: bool = _setting(
+        False, "Whether the gateway passes calls whose path names no rollout; they are recorded for nobody."
+    )
+    gateway_linger_ms: float = _setting(1.0, "As linger_ms, for spans whose call waits for the acknowledgement.")
+    gateway_max_body_bytes: int = _setting(16_777_216, "Largest request body the gateway takes.")
+    gateway_max_answer_bytes: int = _setting(67_108_864, "Largest answer the gateway takes from the upstream.")
+    gateway_drain_seconds: float = _setting(30.0, "How long a stopping gateway waits for calls in flight.")
+    upstream_patience_seconds: float = _setting(60.0, "How long a call waits for an upstream that is away or busy.")
+    upstream_timeout_seconds: float = _setting(600.0, "Longest silence of the upstream within a call.")
+
     # consuming
     session_timeout_seconds: float = _setting(10.0, "Silence after which a consumer group drops a member.")
     reject_limit_consecutive: int = _setting(1000, "Consecutive rejects on a partition that stop a consumer.")
+
+    # running agents
+    runner_slots: int = _setting(8, "Rollouts a runner runs at once.")
+    heartbeat_seconds: float = _setting(5.0, "How often a worker says that it lives and what it holds.")
+    drain_seconds: float = _setting(30.0, "How long a stopping runner lets its rollouts finish.")
+    resources_wait_seconds: float = _setting(30.0, "How long an attempt waits for resources not on the log yet.")
 
     @classmethod
     def load(cls, **overrides: Any) -> Settings:

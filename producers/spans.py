@@ -158,13 +158,21 @@ def trace_id_of(attempt_id: str) -> str:
     return derived(32, "trace", attempt_id)
 
 
+def payload_may_be_large(event: Event, claim_check: ClaimCheck) -> bool:
+    """A quick look: False is certain, True is worth a call of ``check_in``."""
+    # a character of text is at most four bytes, six where JSON escapes it
+    return claim_check.too_large(6 * sum(len(text) for name in _PAYLOAD_FIELDS if (text := event.get(name))))
+
+
 def check_in(event: Event, claim_check: ClaimCheck) -> None:
-    """Move request, response and attributes to the blob store when they are above the inline limit together."""
-    length = sum(len(text) for name in _PAYLOAD_FIELDS if (text := event.get(name)))
-    if not claim_check.too_large(length * 4):
+    """Move request, response and attributes to the blob store when they are above the inline limit together.
+
+    Blocks on the store when they are.
+    """
+    if not payload_may_be_large(event, claim_check):
         return
-    payload = {name: event.get(name) for name in _PAYLOAD_FIELDS if event.get(name)}
-    data = json_text.dumps(payload).encode()
-    if claim_check.too_large(len(data)):
-        event["payload_ref"] = claim_check.keep(data)
-        event.update({name: "{}" if name == "attributes" else None for name in payload})
+    payload = {name: event[name] for name in _PAYLOAD_FIELDS if event.get(name)}
+    if not claim_check.too_large(sum(len(text.encode("utf-8", "replace")) for text in payload.values())):
+        return
+    event["payload_ref"] = claim_check.keep(json_text.dumps(payload).encode("utf-8", "replace"))
+    event.update({name: "{}" if name == "attributes" else None for name in payload})
