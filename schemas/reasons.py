@@ -127,6 +127,12 @@ REASONS: dict[str, Reason] = {
             "Look at the gateway's log and AGL_STREAM_UPSTREAM_URL.",
             infrastructure=True,
         ),
+        Reason(
+            "spans_lost",
+            "Spans of the attempt could not be put on the log.",
+            "Look at the broker and AGL_STREAM_DELIVERY_TIMEOUT_SECONDS; allow a retry.",
+            infrastructure=True,
+        ),
         # joining
         Reason("no_model_calls", "The attempt made no recorded model call.", "Send model calls through the gateway."),
         Reason(

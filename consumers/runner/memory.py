@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 
 _LIMIT = 100_000
+_BEYOND_ALL = 1 << 62
 
 
 class DeliveryMemory:
     """The highest delivery met per attempt, for the most recent attempts only.
 
     An attempt is offered again when nobody was seen to claim it; both offers may reach one runner, in any order.
-    Only an offer newer than every one met before is worth running.
+    Only an offer newer than every one met before is worth claiming, and none is once the attempt has ended here.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -20,6 +21,10 @@ class DeliveryMemory:
 
     def is_stale(self, attempt_id: str, delivery: int) -> bool:
         return delivery <= self._highest.get(attempt_id, 0)
+
+    def finish(self, attempt_id: str) -> None:
+        """The attempt has ended here: every offer of it is stale from now on."""
+        self.remember(attempt_id, _BEYOND_ALL)
 
     def remember(self, attempt_id: str, delivery: int) -> None:
         self._highest[attempt_id] = max(delivery, self._highest.get(attempt_id, 0))

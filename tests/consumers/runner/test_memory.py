@@ -21,6 +21,13 @@ def test_a_delivery_runs_at_most_once_and_never_after_a_newer_one(offers: list[t
     assert {a: max(d) for a, d in run.items()} == {a: max(d for x, d in offers if x == a) for a, _ in offers}
 
 
+def test_an_attempt_that_ended_here_is_never_offered_again() -> None:
+    memory = DeliveryMemory()
+    memory.remember("at-1", 1)
+    memory.finish("at-1")
+    assert memory.is_stale("at-1", 1_000_000)
+
+
 def test_the_oldest_are_forgotten() -> None:
     memory = DeliveryMemory(limit=2)
     for attempt_id in ("at-1", "at-2", "at-3"):
