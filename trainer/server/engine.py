@@ -163,6 +163,8 @@ class Engine:
                     await self._open.wait()
         except TimeoutError:
             raise Unavailable("a new model version is still being loaded") from None
+        if not self.alive:
+            raise GenerationFailed("the generation thread has died; the server must be restarted")
         if self._admitted >= self.config.max_in_flight:
             raise Unavailable(f"{self._admitted} requests are in flight, which is the most this server takes at once")
         self._admitted += 1
@@ -208,7 +210,7 @@ class Engine:
                 tokens, logprobs = output.generated_tokens[sent:ready], output.logprobs[sent:ready]
                 reason = None
                 if finished:
-                    reason = "stop" if tokens and tokens[-1] in self._eos else "length"
+                    reason = "stop" if output.generated_tokens[-1] in self._eos else "length"
                     self.completions += 1
                     self.completion_tokens += ready
                 if tokens or finished:
@@ -260,7 +262,7 @@ class Engine:
                 queue.put_nowait(Unavailable("cancelled for a new model version; ask again"))
             await self._empty.wait()
         # a cancelled request leaves the batch at its next token; the generation thread has no event for that
-        while self._busy():  # noqa: ASYNC110
+        while self._busy():
             if not self.alive:
                 raise GenerationFailed("the generation thread has died")
             await asyncio.sleep(0.001)
