@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from agl_stream.cli.output import emit_json, output_option
 from agl_stream.cli.shared import load_settings
 
+if TYPE_CHECKING:
+    from agl_stream.infra.embedded.config import FlushPolicy
+
 
 @click.command("broker", short_help="Run the embedded Kafka-protocol broker.")
-@click.option("--port", type=click.IntRange(0, 65535), default=9092, show_default=True, help="Port; 0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9092, show_default=True, help="Port; 0 takes a free one."
+)
 @click.option("--auto-create-topics", is_flag=True, help="Create topics that a client asks for and that do not exist.")
 @click.option(
     "--default-partitions",
@@ -27,7 +34,7 @@ from agl_stream.cli.shared import load_settings
     "A kill of the process loses nothing in any case; a power cut may lose what was not forced.",
 )
 @output_option
-def command(port: int, auto_create_topics: bool, default_partitions: int, flush: str, output: str) -> None:
+def command(port: int, auto_create_topics: bool, default_partitions: int, flush: FlushPolicy, output: str) -> None:
     """Serve the Kafka protocol on 127.0.0.1 from <dir>/broker until SIGTERM or Ctrl-C.
 
     For one machine: no replication, no users, no KIP-848 groups. Prints one line when it is ready.

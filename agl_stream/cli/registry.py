@@ -9,7 +9,9 @@ from agl_stream.cli.shared import load_settings
 
 
 @click.command("registry", short_help="Run the embedded schema registry.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="Port; 0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="Port; 0 takes a free one."
+)
 @click.option(
     "--compatibility",
     default="FULL_TRANSITIVE",

@@ -47,6 +47,7 @@ class EmbeddedBroker:
         self.port = port
         self.config = config or BrokerConfig()
         self._connections: set[Connection] = set()
+        self._all_gone = asyncio.Event()
         self._server: asyncio.Server | None = None
 
     @property
@@ -86,23 +87,31 @@ class EmbeddedBroker:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(node, self._admit, self._connections.discard), self.host, self.port, backlog=512
+                lambda: Connection(node, self._admit, self._lost), self.host, self.port, backlog=512
             )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise PortInUse(
-                f"broker: port {self.port} on {self.host} is in use. Stop what uses it, or give another with --port (0 takes a free one)."
+                f"broker: port {self.port} on {self.host} is in use. "
+                "Stop what uses it, or give another with --port (0 takes a free one)."
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
         node.host, node.port = self.host, self.port
 
     def _admit(self, connection: Connection) -> bool:
         if len(self._connections) >= self.config.max_connections:
-            logger.warning("connection from %s closed: max_connections is %d", connection.peer, self.config.max_connections)
+            logger.warning(
+                "connection from %s closed: max_connections is %d", connection.peer, self.config.max_connections
+            )
             return False
         self._connections.add(connection)
         return True
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
 
     async def stop(self) -> None:
         """Close the connections, flush, and let go of the folder."""
@@ -111,10 +120,11 @@ class EmbeddedBroker:
         self._server.close()
         self._server = None
         await self._housekeeping.stop()
-        for connection in list(self._connections):
-            connection.close()
-        while self._connections:
-            await asyncio.sleep(0.001)
+        if self._connections:
+            self._all_gone.clear()
+            for connection in list(self._connections):
+                connection.abort()
+            await self._all_gone.wait()
         await self.node.close()
         self._lock.release()
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .batch import HEADER_BYTES, BatchHeader, CorruptBatch, StoredRecord, build_batch, iter_records, read_header
+from .batch import BatchHeader, CorruptBatch, StoredRecord, build_batch, iter_records
 from .log import PartitionLog
 from .producer_state import AbortedTransaction
 from .segment import Segment
@@ -25,14 +25,14 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
         return 0
     retention_ms = log.config.retention_ms
     active = log.segments[-1]
-    if retention_ms >= 0 and active.size_bytes and active.max_timestamp_ms < now_ms - retention_ms:
-        if not log.producers.open_producers:
-            log.roll()
+    expired = retention_ms >= 0 and active.size_bytes > 0 and active.max_timestamp_ms < now_ms - retention_ms
+    if expired and not log.producers.open_producers:
+        log.roll()
     doomed = 0
     excess = log.size_bytes - log.config.retention_bytes if log.config.retention_bytes >= 0 else 0
     stable = log.last_stable_offset
     for segment in log.segments[:-1]:
-        too_old = 0 <= retention_ms and segment.max_timestamp_ms < now_ms - retention_ms
+        too_old = retention_ms >= 0 and segment.max_timestamp_ms < now_ms - retention_ms
         too_much = excess >= segment.size_bytes > 0
         if segment.next_offset > stable or not (too_old or too_much):
             break
@@ -65,7 +65,8 @@ async def compact(log: PartitionLog, now_ms: int) -> bool:
     settled = [
         segment
         for segment in log.segments[:-1]
-        if segment.next_offset <= log.last_stable_offset and segment.max_timestamp_ms <= now_ms - config.min_compaction_lag_ms
+        if segment.next_offset <= log.last_stable_offset
+        and segment.max_timestamp_ms <= now_ms - config.min_compaction_lag_ms
     ]
     total = sum(segment.size_bytes for segment in settled)
     dirty = sum(segment.size_bytes for segment in settled if not segment.cleaned)
@@ -82,7 +83,9 @@ async def compact(log: PartitionLog, now_ms: int) -> bool:
             replacement.unlink(missing_ok=True)
         else:
             _swap(log, segment, replacement)
-    logger.info("%s-%d: compacted %d segments, %d to %d bytes", log.topic, log.partition, len(settled), total, log.size_bytes)
+    logger.info(
+        "%s-%d: compacted %d segments, %d to %d bytes", log.topic, log.partition, len(settled), total, log.size_bytes
+    )
     return True
 
 
@@ -90,7 +93,7 @@ def _swap(log: PartitionLog, segment: Segment, replacement: Path) -> None:
     """Put the cleaned file in the segment's place. The index goes first: a stale one must not survive a kill."""
     segment.path.with_suffix(".index").unlink(missing_ok=True)
     segment.close()
-    os.replace(replacement, segment.path)
+    replacement.replace(segment.path)
     fresh = Segment(segment.path, segment.base_offset)
     fresh.recover(verify_from=segment.path.stat().st_size)
     fresh.first_append_ms, fresh.cleaned = segment.first_append_ms, True
@@ -104,16 +107,6 @@ def _rewrite_all(plan: _Plan) -> list[Path]:
     return [_rewrite(segment, plan, latest) for segment in plan.segments]
 
 
-def _batches(segment: Segment) -> list[tuple[BatchHeader, int]]:
-    found: list[tuple[BatchHeader, int]] = []
-    at = 0
-    while at < segment.size_bytes:
-        header = read_header(os.pread(segment.fd, HEADER_BYTES, at))
-        found.append((header, at))
-        at += header.size_bytes
-    return found
-
-
 def _is_aborted(plan: _Plan, header: BatchHeader) -> bool:
     return header.is_transactional and any(
         aborted.producer_id == header.producer_id and aborted.first_offset <= header.base_offset <= aborted.last_offset
@@ -124,10 +117,10 @@ def _is_aborted(plan: _Plan, header: BatchHeader) -> bool:
 def _latest_offsets(plan: _Plan) -> dict[bytes, int]:
     latest: dict[bytes, int] = {}
     for segment in plan.segments:
-        for header, position in _batches(segment):
+        for header, position in segment.batches(0, segment.size_bytes):
             if header.is_control or _is_aborted(plan, header):
                 continue
-            for record in iter_records(os.pread(segment.fd, header.size_bytes, position), header):
+            for record in iter_records(segment.read_batch(header, position), header):
                 if record.key is not None:
                     latest[record.key] = record.offset
     return latest
@@ -135,9 +128,9 @@ def _latest_offsets(plan: _Plan) -> dict[bytes, int]:
 
 def _rewrite(segment: Segment, plan: _Plan, latest: dict[bytes, int]) -> Path:
     path = segment.path.with_suffix(".cleaned")
-    with open(path, "wb") as file:
-        for header, position in _batches(segment):
-            batch = os.pread(segment.fd, header.size_bytes, position)
+    with path.open("wb") as file:
+        for header, position in segment.batches(0, segment.size_bytes):
+            batch = segment.read_batch(header, position)
             if header.is_control:
                 file.write(batch)
                 continue

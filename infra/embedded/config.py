@@ -21,7 +21,7 @@ class BrokerConfig:
     default_partitions: int = 1
     """num.partitions: of topics created without a count, or by auto-creation."""
     auto_create_topics: bool = False
-    """auto.create.topics.enable: create what a client asks metadata for. Off: a typing error should not make a topic."""
+    """auto.create.topics.enable: create what a client asks metadata for. Off, so that a typing error makes no topic."""
     max_partitions: int = 10_000
     """Partitions of all topics together; each costs an open file."""
 
@@ -78,7 +78,9 @@ class BrokerConfig:
             if getattr(self, name) < 1:
                 raise SettingError(f"broker setting {name} is {getattr(self, name)}; it must be at least 1")
         if self.flush_policy not in ("close", "interval", "every-write"):
-            raise SettingError(f"broker setting flush_policy is {self.flush_policy!r}; use close, interval or every-write")
+            raise SettingError(
+                f"broker setting flush_policy is {self.flush_policy!r}; use close, interval or every-write"
+            )
         defaults = topic_config.DEFAULTS | {
             "max.message.bytes": str(self.max_message_bytes),
             "segment.bytes": str(self.segment_bytes),

@@ -30,7 +30,9 @@ _LENGTH = struct.Struct(">i")
 class Connection(asyncio.BufferedProtocol):
     """Protocol of one connection; `on_lost` is called once when it ends."""
 
-    def __init__(self, node: Node, on_made: Callable[[Connection], bool], on_lost: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, node: Node, on_made: Callable[[Connection], bool], on_lost: Callable[[Connection], None]
+    ) -> None:
         self._node = node
         self._on_made = on_made
         self._on_lost = on_lost
@@ -179,12 +181,17 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, reason: str) -> None:
         """Close because of what the client sent or did not send, with one line in the log."""
         if not self._transport.is_closing():
-            logger.warning("connection from %s closed: %s", self.peer, reason[:300])
+            logger.warning("connection from %s closed: %s", self.peer, " ".join(reason.split())[:300])
         self._queue.clear()
         self._transport.close()
 
     def close(self) -> None:
+        """End after the answers that are already made."""
         self._transport.close()
+
+    def abort(self) -> None:
+        """End now, also when the client takes nothing any more."""
+        self._transport.abort()
 
 
 async def _awaited(response: object) -> bytes | None:

@@ -82,9 +82,8 @@ class Group:
 
     def member(self, member_id: str, instance_id: str | None = None) -> Member:
         """The member; raises GroupRefused for a stranger, or for one whose static id has a newer owner."""
-        if instance_id is not None and instance_id in self.instances:
-            if self.instances[instance_id] != member_id:
-                raise GroupRefused(ErrorCode.FENCED_INSTANCE_ID)
+        if instance_id is not None and self.instances.get(instance_id, member_id) != member_id:
+            raise GroupRefused(ErrorCode.FENCED_INSTANCE_ID)
         member = self.members.get(member_id)
         if member is None:
             raise GroupRefused(ErrorCode.UNKNOWN_MEMBER_ID)

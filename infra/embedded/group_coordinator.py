@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class Join:
     protocol_type: str
     protocols: dict[str, bytes]
     needs_known_id: bool
-    """From JoinGroup version 4 on a dynamic member gets its id first and joins with it, so that retries leave no ghosts."""
+    """From JoinGroup version 4 on: a dynamic member gets its id first and joins with it, so retries leave no ghosts."""
 
 
 class MemberIdRequired(GroupRefused):
@@ -104,11 +105,12 @@ class GroupCoordinator:
 
     def _admit(self, group: Group, request: Join) -> tuple[Member, bool]:
         """The member that joins, and whether the group has to rebalance for it."""
-        if not group.accepts(request.protocol_type, request.protocols, without=request.member_id or None):
+        replaced = request.member_id or group.instances.get(request.instance_id or "")
+        if not group.accepts(request.protocol_type, request.protocols, without=replaced):
             raise GroupRefused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if request.member_id:
             return self._admit_known(group, request)
-        new_id = f"{request.instance_id or request.client_id or 'member'}-{uuid.uuid4().hex}"
+        new_id = f"{_printable(request.instance_id or request.client_id) or 'member'}-{uuid.uuid4().hex}"
         if request.instance_id is not None and request.instance_id in group.instances:
             return self._admit_restarted(group, request, new_id)
         self._check_room(group)
@@ -309,7 +311,7 @@ class GroupCoordinator:
         if now < due:
             member.timer = self._loop.call_at(due, self._session_due, group, member)
             return
-        logger.info("group %s: member %s sent no heartbeat in time and is removed", group.group_id, member.member_id)
+        logger.info("group %r: member %s sent no heartbeat in time and is removed", group.group_id, member.member_id)
         self.remove(group, member)
 
     def _drop_pending(self, group: Group, member_id: str) -> None:
@@ -358,6 +360,11 @@ def _answer(waiting: asyncio.Future[Any] | None, outcome: GroupRefused | None) -
         waiting.set_result(None)
     else:
         waiting.set_exception(outcome)
+
+
+def _printable(name: str) -> str:
+    """A client's name, fit for ids and log lines."""
+    return re.sub(r"[^\w.-]", "_", name[:80], flags=re.ASCII)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

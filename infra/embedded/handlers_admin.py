@@ -52,7 +52,8 @@ def _wanted_partitions(node: Node, topic: Message) -> int:
     only_here = all(tuple(assignment["broker_ids"]) == (node.config.node_id,) for assignment in assignments)
     if not only_here or numbers != list(range(len(numbers))):
         raise TopicRefused(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"every partition must be assigned to broker {node.config.node_id} once"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"every partition must be assigned to broker {node.config.node_id} once",
         )
     return len(assignments)
 
@@ -149,9 +150,7 @@ def _broker_settings(node: Node, name: str) -> list[Message]:
 
 def alter_configs(node: Node, request: Message, caller: Caller) -> Message:
     """Replace the settings of topics."""
-    return _alter(
-        node, request, lambda name, configs: {config["name"]: config["value"] for config in configs}
-    )
+    return _alter(node, request, lambda name, configs: {config["name"]: config["value"] for config in configs})
 
 
 def incremental_alter_configs(node: Node, request: Message, caller: Caller) -> Message:

@@ -18,7 +18,7 @@ def metadata(node: Node, request: Message, caller: Caller) -> Message:
     """Topics and their partitions; creates missing topics when both the client and the setting allow it."""
     wanted = request["topics"]
     everything = wanted is None or (caller.version == 0 and not wanted)
-    names = node.catalogue.names() if everything else [topic["name"] for topic in wanted]
+    names = node.catalogue.names() if everything else [topic["name"] for topic in wanted or ()]
     may_create = node.config.auto_create_topics and request.get("allow_auto_topic_creation", True)
     return {
         "brokers": [_broker(node)],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from typing import Any
 
-from .batch import BatchHeader
+from .batch import BatchHeader, CorruptBatch
 from .errors import ErrorCode
 from .log import Appended, PartitionLog
 from .node import Caller, Node
 from .wire import Message
+
+logger = logging.getLogger(__name__)
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 READ_COMMITTED = 1
@@ -18,7 +21,7 @@ LEADER_EPOCH = 0
 """There is one broker, so leadership never changes."""
 
 
-def produce(node: Node, request: Message, caller: Caller) -> Message | None | Awaitable[Message | None]:
+def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message | None] | None:
     """Append; with acks=0 nothing is answered. Waits for the disk under the every-write policy."""
     if request["acks"] not in (-1, 0, 1):
         return _refuse_acks(request)
@@ -106,17 +109,16 @@ async def _fetch_later(node: Node, request: Message) -> Message:
         log.waiters.add(grown.set)
     try:
         while True:
-            remaining = deadline - loop.time()
-            if remaining > 0:
-                try:
-                    async with asyncio.timeout(remaining):
-                        await grown.wait()
-                except TimeoutError:
-                    remaining = 0
-            grown.clear()
             answer, complete = _read_all(node, request)
+            remaining = deadline - loop.time()
             if complete or remaining <= 0:
                 return answer
+            grown.clear()
+            try:
+                async with asyncio.timeout(remaining):
+                    await grown.wait()
+            except TimeoutError:
+                continue
     finally:
         for log in logs:
             log.waiters.discard(grown.set)
@@ -159,7 +161,12 @@ def _read(log: PartitionLog | None, wanted: Message, max_bytes: int, committed_o
         return answer
     end = stable if committed_only else log.end_offset
     if offset < end and max_bytes > 0:
-        answer["records"] = log.read(offset, max_bytes, end)
+        try:
+            answer["records"] = log.read(offset, max_bytes, end)
+        except (CorruptBatch, OSError) as error:
+            logger.error("%r: cannot read from offset %d: %s", log, offset, error)
+            answer["error_code"] = ErrorCode.KAFKA_STORAGE_ERROR
+            return answer
     if committed_only:
         answer["aborted_transactions"] = [
             {"producer_id": aborted.producer_id, "first_offset": aborted.first_offset}
@@ -204,7 +211,9 @@ def _list_offset(log: PartitionLog | None, wanted: Message, committed_only: bool
     elif timestamp == EARLIEST:
         answer["offset"] = log.start_offset
     else:
-        find: Any = log.offset_of_max_timestamp if timestamp == MAX_TIMESTAMP else lambda: log.offset_for_time(timestamp)
+        find: Any = (
+            log.offset_of_max_timestamp if timestamp == MAX_TIMESTAMP else lambda: log.offset_for_time(timestamp)
+        )
         offset, found_ms = find()
         if not committed_only or offset < log.last_stable_offset:
             answer["offset"], answer["timestamp"] = offset, found_ms

@@ -225,7 +225,9 @@ def _describe(node: Node, group_id: str) -> Message:
 def list_groups(node: Node, request: Message, caller: Caller) -> Message:
     wanted_states = request.get("states_filter") or ()
     active = {group.group_id: (group.protocol_type, str(group.state)) for group in node.groups.groups()}
-    empty = {group_id: ("consumer", str(GroupState.EMPTY)) for group_id in node.offsets.groups() if group_id not in active}
+    empty = {
+        group_id: ("consumer", str(GroupState.EMPTY)) for group_id in node.offsets.groups() if group_id not in active
+    }
     return {
         "groups": [
             {"group_id": group_id, "protocol_type": protocol_type, "group_state": state}

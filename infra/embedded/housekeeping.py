@@ -60,6 +60,7 @@ class Housekeeping:
             await asyncio.sleep(period_seconds)
             try:
                 await self._node.flusher.flush(self._node.catalogue.logs())
+                self._node.flush_journals()
             except OSError as error:
                 logger.error("flush failed: %s", error)
 

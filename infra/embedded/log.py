@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,10 +91,14 @@ class PartitionLog:
         names = sorted(path.stem for path in self.folder.glob("*.log"))
         segments = [Segment(self.folder / f"{name}.log", int(name)) for name in names]
         if not segments:
-            return [Segment(self.folder / segment_name(0), 0)]
+            return [Segment.create(self.folder, 0)]
         for number, segment in enumerate(segments[:-1]):
             if not segment.load_index() and segment.recover(verify_from=0):
-                logger.error("%s: damaged before its end, offsets up to %d are missing", segment.path, segments[number + 1].base_offset)
+                logger.error(
+                    "%s: damaged before its end, offsets up to %d are missing",
+                    segment.path,
+                    segments[number + 1].base_offset,
+                )
         self._recover_active(segments)
         return segments
 
@@ -155,7 +158,7 @@ class PartitionLog:
         if len(batch) > self.config.max_message_bytes:
             return Appended(
                 ErrorCode.MESSAGE_TOO_LARGE,
-                message=f"batch of {len(batch)} bytes, max.message.bytes of {self.topic} is {self.config.max_message_bytes}",
+                message=f"batch of {len(batch)} bytes; max.message.bytes is {self.config.max_message_bytes}",
             )
         try:
             header = check_batch(batch)
@@ -209,9 +212,9 @@ class PartitionLog:
 
     def roll(self) -> None:
         """Close the active segment and start the next one; the closed one is flushed later, by flush_closed()."""
-        segment = Segment(self.folder / segment_name(self.end_offset), self.end_offset)
-        write_atomically(segment.path.with_suffix(".snapshot"), json.dumps(self.producers.snapshot()).encode())
-        os.fstat(segment.fd)
+        snapshot = self.folder / segment_name(self.end_offset)
+        write_atomically(snapshot.with_suffix(".snapshot"), json.dumps(self.producers.snapshot()).encode())
+        segment = Segment.create(self.folder, self.end_offset)
         self.segments.append(segment)
         self._active = segment
 
@@ -301,6 +304,8 @@ class PartitionLog:
         """Flush and close; the next start need not verify what is there."""
         if not self.deleted:
             self.flush()
-            write_atomically(self.folder / "clean", json.dumps([self._active.path.name, self._active.size_bytes]).encode())
+            write_atomically(
+                self.folder / "clean", json.dumps([self._active.path.name, self._active.size_bytes]).encode()
+            )
         for segment in self.segments:
             segment.close()

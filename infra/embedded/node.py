@@ -51,11 +51,16 @@ class Node:
         now_ms = time.time_ns() // 1_000_000
         for group in self.offsets.idle_since(now_ms - self.config.offsets_retention_ms):
             if self.groups.get(group) is None:
-                logger.info("group %s: its offsets are older than the retention and are removed", group)
+                logger.info("group %r: its offsets are older than the retention and are removed", group)
                 self.offsets.delete(group)
         for log in self.catalogue.logs():
             log.producers.forget_before(log.start_offset, now_ms - self.config.producer_id_expiration_ms)
         self.transactions.expire()
+
+    def flush_journals(self) -> None:
+        """fsync committed offsets and transactions. Blocks shortly: both files are small. Raises OSError."""
+        self.offsets.flush()
+        self.transactions.flush()
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, its data and the offsets committed for it. Raises TopicRefused."""

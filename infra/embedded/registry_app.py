@@ -42,7 +42,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except OSError as error:
         logger.error("%s %s: cannot write: %s", request.method, request.path, error.strerror)
         return _answer({"error_code": 50001, "message": "Error in the backend data store"}, 500)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the boundary: the client gets an answer, the log the reason
         logger.error("%s %s failed: %s: %s", request.method, request.path, type(error).__name__, error)
         return _answer({"error_code": 50001, "message": "Internal error, see the registry's log"}, 500)
 

@@ -121,7 +121,9 @@ class SchemaStore:
             return visible[-1]
         if not wanted.isdecimal() or not 1 <= int(wanted) < 2**31:
             raise RegistryError(
-                422, 42202, f"The specified version '{wanted}' is not a valid version id: a number from 1 on, or latest."
+                422,
+                42202,
+                f"The specified version '{wanted}' is not a valid version id: a number from 1 on, or latest.",
             )
         for version in visible:
             if version.number == int(wanted):
@@ -201,7 +203,7 @@ class SchemaStore:
             raise RegistryError(
                 409,
                 409,
-                f"Schema being registered is incompatible with an earlier schema for subject \"{name}\" "
+                f'Schema being registered is incompatible with an earlier schema for subject "{name}" '
                 f"under the level {self.level(name)}: {'; '.join(faults)}",
             )
         entries: list[list[Any]] = []
@@ -221,9 +223,17 @@ class SchemaStore:
         self._check_writable(name)
         version = self.version(name, wanted, deleted=True)
         if permanent and not version.deleted:
-            raise RegistryError(404, 40407, f"Subject '{name}' version {version.number} was not deleted first before being permanently deleted")
+            raise RegistryError(
+                404,
+                40407,
+                f"Subject '{name}' version {version.number} was not deleted first before being permanently deleted",
+            )
         if version.deleted and not permanent:
-            raise RegistryError(404, 40406, f"Subject '{name}' version {version.number} was soft deleted. Set permanent=true to delete permanently")
+            raise RegistryError(
+                404,
+                40406,
+                f"Subject '{name}' version {version.number} was soft deleted. Set permanent=true to delete permanently",
+            )
         self._record(["delete", name, [version.number], permanent])
         return version.number
 
@@ -234,13 +244,17 @@ class SchemaStore:
             raise RegistryError(404, 40405, f"Subject '{name}' was not deleted first before being permanently deleted")
         numbers = [version.number for version in subject.visible(deleted=permanent)]
         if not numbers:
-            raise RegistryError(404, 40404, f"Subject '{name}' was soft deleted. Set permanent=true to delete permanently")
+            raise RegistryError(
+                404, 40404, f"Subject '{name}' was soft deleted. Set permanent=true to delete permanently"
+            )
         self._record(["delete", name, numbers, permanent])
         return numbers
 
     def set_level(self, name: str | None, level: str) -> None:
         if level not in LEVELS:
-            raise RegistryError(422, 42203, f"Invalid compatibility level {level!r}. Valid values are {', '.join(LEVELS)}")
+            raise RegistryError(
+                422, 42203, f"Invalid compatibility level {level!r}. Valid values are {', '.join(LEVELS)}"
+            )
         self._check_writable(name)
         self._record(["level", name, level])
 

@@ -14,12 +14,12 @@ import os
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from crc32c import crc32c
 
-from .batch import CRC_FROM, HEADER_BYTES, LENGTH_PREFIX_BYTES, POSITION, BatchHeader, read_header
+from .batch import CRC_FROM, HEADER_BYTES, LENGTH_PREFIX_BYTES, POSITION, BatchHeader, CorruptBatch, read_header
 from .storage import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -49,11 +49,18 @@ class Segment:
         self._positions = array("q")
         self._max_timestamps = array("q")
 
+    @classmethod
+    def create(cls, folder: Path, base_offset: int) -> Segment:
+        """A new, empty segment."""
+        segment = cls(folder / segment_name(base_offset), base_offset)
+        segment._fd = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return segment
+
     @property
     def fd(self) -> int:
         """The open file; opened on first use and kept until close()."""
         if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
     def close(self) -> None:
@@ -114,6 +121,7 @@ class Segment:
         """Whole batches from the one that holds `offset` (or the next one) up to `end_offset`.
 
         Returns at most `max_bytes`, but never less than one batch if there is one below `end_offset`.
+        Raises CorruptBatch when the file is not what was written to it.
         """
         position = self._position_near(offset)
         while position < self.size_bytes:
@@ -122,6 +130,8 @@ class Segment:
             start, at = -1, 0
             while at + HEADER_BYTES <= len(chunk):
                 base_offset, length, last_delta = POSITION.unpack_from(chunk, at)
+                if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
+                    raise CorruptBatch(f"{self.path}: no batch at position {position + at}")
                 if base_offset >= end_offset:
                     return memoryview(chunk)[max(start, 0) : at] if start >= 0 else b""
                 end = at + LENGTH_PREFIX_BYTES + length
@@ -146,24 +156,28 @@ class Segment:
         entry = bisect_right(self._offsets, offset) - 1
         return self._positions[entry] if entry >= 0 else 0
 
-    def batches_from(self, position: int) -> list[tuple[BatchHeader, int]]:
-        """(header, position) of the batches in the index block that starts at `position`."""
-        found: list[tuple[BatchHeader, int]] = []
-        at, stop = position, position + INDEX_INTERVAL_BYTES
+    def batches(self, position: int, stop: int) -> Iterator[tuple[BatchHeader, int]]:
+        """(header, position) of the batches that begin in [position, stop); raises CorruptBatch."""
+        at = position
         while at < min(stop, self.size_bytes):
             header = read_header(os.pread(self.fd, HEADER_BYTES, at))
-            found.append((header, at))
+            if header.size_bytes < HEADER_BYTES:
+                raise CorruptBatch(f"{self.path}: no batch at position {at}")
+            yield header, at
             at += header.size_bytes
-        return found
+
+    def read_batch(self, header: BatchHeader, position: int) -> bytes:
+        return os.pread(self.fd, header.size_bytes, position)
 
     def first_batch_reaching(self, timestamp_ms: int, start_offset: int) -> tuple[BatchHeader, bytes] | None:
         """First batch at or after `start_offset` whose maximum timestamp is at least `timestamp_ms`."""
         for entry, newest in enumerate(self._max_timestamps):
             if newest < timestamp_ms:
                 continue
-            for header, position in self.batches_from(self._positions[entry]):
+            begin = self._positions[entry]
+            for header, position in self.batches(begin, begin + INDEX_INTERVAL_BYTES):
                 if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
-                    return header, os.pread(self.fd, header.size_bytes, position)
+                    return header, self.read_batch(header, position)
         return None
 
     # Start and end

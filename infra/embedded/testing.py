@@ -56,7 +56,7 @@ class BrokerThread:
 
                     registry = await stack.enter_async_context(EmbeddedRegistry(self.data_dir / "registry"))
                     registry_url = registry.url
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
                 self._started.set_exception(error)
                 return
             self.broker = broker

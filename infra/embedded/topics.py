@@ -85,7 +85,8 @@ class Catalogue:
             raise DamagedFile(f"{self._path} is not readable ({error}). Restore it from a copy.") from error
         if saved.get("format") != _FORMAT:
             raise DamagedFile(
-                f"{self._path} has format {saved.get('format')}, this version reads {_FORMAT}. Use the version that wrote it."
+                f"{self._path} has format {saved.get('format')}, this version reads {_FORMAT}. "
+                "Use the version that wrote it."
             )
         return saved
 
@@ -164,7 +165,9 @@ class Catalogue:
         if partitions == -1:
             partitions = self._config.default_partitions
         if partitions < 1:
-            raise TopicRefused(ErrorCode.INVALID_PARTITIONS, f"topic {name}: {partitions} partitions, at least 1 is needed")
+            raise TopicRefused(
+                ErrorCode.INVALID_PARTITIONS, f"topic {name}: {partitions} partitions, at least 1 is needed"
+            )
         self._check_room(partitions)
         checked = self._checked(overrides)
         if not validate_only:
@@ -177,7 +180,8 @@ class Catalogue:
         present = len(topic.partitions)
         if total <= present:
             raise TopicRefused(
-                ErrorCode.INVALID_PARTITIONS, f"topic {name} has {present} partitions; they cannot be changed to {total}"
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {name} has {present} partitions; they cannot be changed to {total}",
             )
         self._check_room(total - present)
         if not validate_only:

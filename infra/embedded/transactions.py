@@ -12,7 +12,6 @@ import asyncio
 import enum
 import logging
 import time
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,7 +105,9 @@ class TransactionCoordinator:
         """Carry out decisions that a kill interrupted, time the open transactions, end what nobody owns."""
         for transaction in list(self._transactions.values()):
             if transaction.state in (State.COMMITTING, State.ABORTING):
-                logger.warning("transaction %s was %s at the stop: finishing it", transaction.transactional_id, transaction.state)
+                logger.warning(
+                    "transaction %r was %s at the stop: finishing it", transaction.transactional_id, transaction.state
+                )
                 self._carry_out(transaction)
             elif transaction.state is State.ONGOING:
                 self._arm(transaction)
@@ -206,8 +207,7 @@ class TransactionCoordinator:
         transaction = self._transactions[transactional_id]
         if transaction.state is not State.ONGOING:
             return ErrorCode.INVALID_TXN_STATE
-        for group, topic, partition, *committed in offsets:
-            offset, leader_epoch, metadata = committed
+        for group, topic, partition, offset, leader_epoch, metadata in offsets:
             transaction.offsets[group, OffsetKey(topic, partition)] = (offset, leader_epoch, metadata)
         self._save(transaction)
         return ErrorCode.NONE
@@ -244,7 +244,9 @@ class TransactionCoordinator:
     def _time_out(self, transaction: Transaction) -> None:
         if transaction.state is State.ONGOING:
             logger.warning(
-                "transaction %s is open for more than its %d ms: aborting it", transaction.transactional_id, transaction.timeout_ms
+                "transaction %r is open for more than its %d ms: aborting it",
+                transaction.transactional_id,
+                transaction.timeout_ms,
             )
             self._fence(transaction)
 
@@ -262,9 +264,10 @@ class TransactionCoordinator:
         commit = transaction.state is State.COMMITTING
         for topic, number in sorted(transaction.partitions):
             log = self._catalogue.partition(topic, number)
-            if log is not None and transaction.producer_id in log.producers.open_producers:
-                if log.append_marker(transaction.producer_id, transaction.epoch, commit).error is not ErrorCode.NONE:
-                    return
+            if log is None or transaction.producer_id not in log.producers.open_producers:
+                continue
+            if log.append_marker(transaction.producer_id, transaction.epoch, commit).error is not ErrorCode.NONE:
+                return
         if commit:
             self._commit_offsets(transaction)
         transaction.clear()
@@ -292,11 +295,12 @@ class TransactionCoordinator:
         if idle:
             self._journal.rewrite(known.entry() for known in self._transactions.values())
 
+    def flush(self) -> None:
+        self._journal.flush()
+
     def close(self) -> None:
         for transaction in self._transactions.values():
             if transaction.timer is not None:
                 transaction.timer.cancel()
         self._journal.rewrite(known.entry() for known in self._transactions.values())
         self._journal.close()
-
-

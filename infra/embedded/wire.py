@@ -161,7 +161,9 @@ def _primitive(kind: str, flexible: bool, nullable: bool) -> tuple[Read, Write]:
         return _fixed_reader(_FIXED[kind]), _fixed_writer(_FIXED[kind])
     if kind == "string":
         length_of, length_bytes = _length_reader(flexible, _INT16), _length_writer(flexible, _INT16)
-        return _blob_reader(length_of, nullable, lambda data: str(data, "utf-8")), _blob_writer(length_bytes, str.encode)
+        return _blob_reader(length_of, nullable, lambda data: str(data, "utf-8")), _blob_writer(
+            length_bytes, str.encode
+        )
     if kind in ("bytes", "records"):
         length_of, length_bytes = _length_reader(flexible, _INT32), _length_writer(flexible, _INT32)
         convert = bytes if kind == "bytes" else memoryview  # records stay a view: the hot path copies nothing
