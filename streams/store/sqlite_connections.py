@@ -105,9 +105,9 @@ class Connections:
                 _migrate(connection)
                 connection.execute("INSERT OR IGNORE INTO meta VALUES ('namespace', ?)", (self._namespace,))
                 connection.execute("COMMIT")
-        except PermissionError:
+        except OSError as error:
             raise FolderNotWritable(
-                f"the state store cannot be made in {self._path.parent}: no permission; set AGL_STREAM_DIR to a "
+                f"the state store cannot be made in {self._path.parent}: {error.strerror}; set AGL_STREAM_DIR to a "
                 "folder that can be written"
             ) from None
         self._check(connection)
