@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from agl_stream.cli.engines import broker_unreachable, client_config, reach_broker
-from agl_stream.errors import NotFound
+from agl_stream.errors import AglStreamError, NotFound
 from agl_stream.settings import Settings
 
 _POLL_SECONDS = 0.5
@@ -39,6 +40,7 @@ class LogReader:
 
         self._settings = settings
         self._admin, metadata = reach_broker(settings)
+        self._following: dict[str, str] = {}
         self._partitions = {name: sorted(topic.partitions) for name, topic in metadata.topics.items()}
         self._consumer = Consumer(
             {
@@ -49,6 +51,7 @@ class LogReader:
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": False,
                 "fetch.wait.max.ms": 50,
+                "queued.max.messages.kbytes": 8192,
             }
         )
 
@@ -108,26 +111,38 @@ class LogReader:
                 ends[partition], positions[partition] = high, first
         self._consumer.assign([_at(wire_name, p, offset) for p, offset in positions.items()])
         open_partitions = set(ends)
+        stalled_at = time.monotonic() + self._settings.connect_timeout_seconds
         while open_partitions:
-            for message in self._consume():
-                partition, offset = message.partition(), message.offset()
-                if partition in open_partitions and offset < ends[partition]:
-                    yield _raw(topic, message)
+            for record in self._consume(topic_names={wire_name: topic}, seconds=_POLL_SECONDS):
+                if record.partition in open_partitions and record.offset < ends[record.partition]:
+                    yield record
             for place in self._consumer.position([_at(wire_name, p) for p in open_partitions]):
+                if place.offset > positions[place.partition]:
+                    positions[place.partition] = place.offset
+                    stalled_at = time.monotonic() + self._settings.connect_timeout_seconds
                 if place.offset >= ends[place.partition]:
                     open_partitions.discard(place.partition)
+            if time.monotonic() > stalled_at:
+                raise broker_unreachable(self._settings, f"no records of {wire_name} come any more")
         self._consumer.unassign()
 
-    def follow(self, topic: str, start: Mapping[int, int]) -> Iterator[RawRecord | None]:
-        """Records of the partitions in `start`, from there on, for ever; None whenever nothing came for a moment."""
-        wire_name = self._settings.topic(topic)
-        self._consumer.assign([_at(wire_name, partition, offset) for partition, offset in start.items()])
-        while True:
-            messages = self._consume()
-            for message in messages:
-                yield _raw(topic, message)
-            if not messages:
-                yield None
+    def follow(self, starts: Mapping[str, Mapping[int, int]]) -> None:
+        """From now on `poll` returns records of these topics and partitions, each from the offset given."""
+        self._following = {self._settings.topic(topic): topic for topic in starts}
+        self._consumer.assign(
+            [
+                _at(self._settings.topic(topic), partition, offset)
+                for topic, offsets in starts.items()
+                for partition, offset in offsets.items()
+            ]
+        )
+
+    def poll(self, seconds: float) -> list[RawRecord]:
+        """Records that came since the last call, waiting up to `seconds` for the first.
+
+        A broker that is away for a while only makes this return nothing.
+        """
+        return self._consume(topic_names=self._following, seconds=seconds)
 
     def group_lag(self, groups: list[str]) -> dict[str, dict[str, int]]:
         """Group -> topic (without namespace) -> records it has not committed past.
@@ -165,15 +180,20 @@ class LogReader:
         prefix = f"{self._settings.namespace}."
         return sorted(g.group_id for g in answer.valid if g.group_id.startswith(prefix))
 
-    def _consume(self) -> list[Any]:
-        messages = self._ask(lambda: self._consumer.consume(_BATCH, timeout=_POLL_SECONDS))
-        good = []
-        for message in messages:
-            if (error := message.error()) is None:
-                good.append(message)
-            elif error.fatal() or not error.retriable():
-                raise broker_unreachable(self._settings, error.str())
-        return good
+    def _consume(self, *, topic_names: Mapping[str, str], seconds: float) -> list[RawRecord]:
+        records: list[RawRecord] = []
+        # The first record may be waited for, those behind it not: consume() alone would wait for a whole batch.
+        first = self._ask(lambda: self._consumer.poll(seconds))
+        if first is None:
+            return records
+        for message in [first, *self._ask(lambda: self._consumer.consume(_BATCH, timeout=0))]:
+            error = message.error()
+            if error is None:
+                records.append(_raw(topic_names[message.topic()], message))
+            # Codes below zero are the client's own: connections lost and found again. The broker's are answers.
+            elif error.fatal() or (error.code() > 0 and not error.retriable()):
+                raise AglStreamError(f"{message.topic() or 'the log'} cannot be read: {error.str()}")
+        return records
 
     def _ask(self, call: Any) -> Any:
         from confluent_kafka import KafkaException

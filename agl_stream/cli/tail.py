@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import difflib
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -110,12 +111,17 @@ def command(
                 emit_json(_as_object(record, codec))
             else:
                 click.echo(_as_line(record, codec))
+            if follow:
+                sys.stdout.flush()
 
 
 def _records(reader: LogReader, topic: str, start: Mapping[int, int], follow: bool) -> Iterator[RawRecord]:
-    if follow:
-        return (record for record in reader.follow(topic, start) if record is not None)
-    return reader.read_to_end(topic, start=start, partitions=list(start))
+    if not follow:
+        yield from reader.read_to_end(topic, start=start, partitions=list(start))
+        return
+    reader.follow({topic: start})
+    while True:
+        yield from reader.poll(0.5)
 
 
 def _as_object(record: RawRecord, codec: Codec) -> dict[str, Any]:

@@ -95,7 +95,9 @@ def test_shared_options_count_before_and_after_the_verb(place: str) -> None:
     arguments = [*shared, "doctor"] if place == "before" else ["doctor", *shared]
     done = agl(*arguments, "--output", "json", **NOBODY)
     assert done.returncode == 3
-    assert '"name":"bootstrap_servers","environment":"AGL_STREAM_BOOTSTRAP_SERVERS","value":"127.0.0.1:2"' in done.stdout
+    assert (
+        '"name":"bootstrap_servers","environment":"AGL_STREAM_BOOTSTRAP_SERVERS","value":"127.0.0.1:2"' in done.stdout
+    )
     assert '"value":"other","source":"argument"' in done.stdout
 
 
