@@ -58,7 +58,7 @@ class Settings:
     delivery_timeout_seconds: float = _setting(120.0, "How long an event may wait for its acknowledgement.")
     connect_timeout_seconds: float = _setting(10.0, "How long a process looks for its engines at start.")
     linger_ms: float = _setting(5.0, "How long a producer gathers events into a batch.")
-    compression: str = _setting("none", "Compression of produced batches: none, gzip, snappy, lz4, zstd.")
+    compression: str = _setting("lz4", "Compression of produced batches: none, gzip, snappy, lz4, zstd.")
     buffer_events: int = _setting(100_000, "Events a producer holds unacknowledged before it blocks its caller.")
     buffer_bytes: int = _setting(134_217_728, "Bytes a producer holds unacknowledged before it blocks its caller.")
     max_task_bytes: int = _setting(16_777_216, "Longest line of a task file; above inline_limit_bytes by claim check.")
