@@ -157,6 +157,11 @@ REASONS: dict[str, Reason] = {
             "The group closed without enough usable siblings.",
             "Raise the group deadline, or lower the minimum group size.",
         ),
+        Reason(
+            "logprobs_missing",
+            "An older version made the response and its logprobs are not known, so it cannot be weighted.",
+            "Use an inference server that answers logprobs.",
+        ),
         Reason("stale", "The version that made it is older than the staleness bound.", "Raise max_staleness."),
     )
 }

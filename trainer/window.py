@@ -161,6 +161,10 @@ class GroupWindow:
         """Open groups: key -> (siblings reported, siblings expected)."""
         return {key: (len(group.members), group.size) for key, group in self._open.items()}
 
+    def reported(self) -> set[str]:
+        """Rollouts in groups that have not been taken."""
+        return {rid for groups in (self._open, self._closed) for group in groups.values() for rid in group.members}
+
     def state(self) -> dict[str, Any]:
         """Everything the window knows, as JSON values; ``restore`` of it behaves alike."""
         return {
