@@ -84,6 +84,17 @@ class Settings:
     drain_seconds: float = _setting(30.0, "How long a stopping runner lets its rollouts finish.")
     resources_wait_seconds: float = _setting(30.0, "How long an attempt waits for resources not on the log yet.")
 
+    # lifecycle and watchdog
+    lifecycle_store: str = _setting("memory", "Where the lifecycle keeps open rollouts: memory or rocksdb.")
+    lifecycle_instance: str = _setting(
+        "", "Stable name of a lifecycle process in its group; empty: the first free one of this machine."
+    )
+    closed_grace_seconds: float = _setting(600.0, "How long the lifecycle keeps a rollout after its end.")
+    early_hold_seconds: float = _setting(60.0, "How long an event waits for the rollout it speaks of.")
+    watchdog_interval_seconds: float = _setting(1.0, "How often the watchdog looks at open attempts.")
+    claim_lease_seconds: float = _setting(30.0, "How long an offered attempt may stay unclaimed before it is renewed.")
+    stall_seconds: float = _setting(60.0, "Standstill with work waiting after which a stream process gives up.")
+
     @classmethod
     def load(cls, **overrides: Any) -> Settings:
         """Settings from arguments (None counts as not given), environment, endpoints file, defaults.

@@ -119,6 +119,25 @@ class EventProducer:
             flight.board()
         self._produce(record, partial(self._landed, flight, on_delivery, record), flight)
 
+    def send_bytes(
+        self,
+        wire_topic: str,
+        value: bytes | None,
+        *,
+        key: str,
+        partition: int,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """As ``send``, for a record that is no event of the catalogue: a processor's changelog. ``wire_topic`` is the
+        full name; ``value`` None is a tombstone."""
+        if self._unusable is not None:
+            raise AglStreamError(self._unusable)
+        record = (wire_topic, value, key, partition)
+        with self._lock:
+            flight = self._flight
+            flight.board()
+        self._produce(record, partial(self._landed, flight, on_delivery, record), flight)
+
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Block until every event given to ``send`` before this call is acknowledged or has failed.
 

@@ -40,10 +40,13 @@ from agl_stream.streams.lifecycle.state import (
     empty_state,
     is_offered,
     offer,
+    offer_number,
 )
 from agl_stream.streams.lifecycle.step import Input, Step, is_object, parses
 
 HELD_LIMIT = 64
+LARGEST_REQUEST_BYTES = 7 * 1024 * 1024
+"""A request travels on in its state and its offers, which must stay below the largest record."""
 _ATTEMPTS_AHEAD = 8
 
 
@@ -84,7 +87,7 @@ def fold(
         after["version"] = before["version"] + 1
         after["changed_at_us"] = event["occurred_at_us"]
         step.effects.append(Effect("rollouts", announcement(after)))
-    if is_offered(after) and _offer_of(before) != _offer_of(after):
+    if is_offered(after) and offer_number(before) != offer_number(after):
         step.effects.append(Effect("dispatch", offer(after)))
     return after, step.effects
 
@@ -117,14 +120,14 @@ def _requested(state: RolloutState, given: Input, step: Step) -> RolloutState:
     at_us = event["occurred_at_us"]
     request = {name: event[name] for name in REQUEST_FIELDS}
     accepted: RolloutState = {**state, "request": request, "requested_at_us": at_us, "status": "queuing"}
-    problem = _problem_of(event)
+    problem = _problem_of(given)
     pinned = step.resources.pin(event["resources_id"], event["resources_version"])
     if problem is not None:
-        step.reject(given, "bad_json", problem)
-        # what does not parse is not carried on: everybody downstream may rely on JSON
-        request["input"] = request["input"] if parses(request["input"]) else "null"
-        request["metadata"] = request["metadata"] if is_object(request["metadata"]) else "{}"
-        accepted = closed(accepted, "failed", "bad_json", at_us)
+        reason_code, detail = problem
+        step.reject(given, reason_code, detail)
+        # what cannot be read or carried ends here: everybody downstream may rely on JSON of a bounded size
+        request["input"], request["metadata"] = "null", "{}"
+        accepted = closed(accepted, "failed", reason_code, at_us)
     elif pinned is None:
         version = event["resources_version"]
         asked = event["resources_id"] + ("" if version is None else f"@{version}")
@@ -136,11 +139,15 @@ def _requested(state: RolloutState, given: Input, step: Step) -> RolloutState:
     return _release_held(accepted, step)
 
 
-def _problem_of(event: Event) -> str | None:
+def _problem_of(given: Input) -> tuple[str, str] | None:
+    """Reason and detail, when a request cannot be accepted whatever the resources."""
+    event = given.event
+    if given.source.value is not None and len(given.source.value) > LARGEST_REQUEST_BYTES:
+        return "record_too_large", f"a request of {len(given.source.value):,} bytes; the largest is 7 MiB"
     if not parses(event["input"]):
-        return "input is not JSON"
+        return "bad_json", "input is not JSON"
     if not is_object(event["metadata"]):
-        return "metadata is not a JSON object"
+        return "bad_json", "metadata is not a JSON object"
     return None
 
 
@@ -235,10 +242,3 @@ def _visibly_changed(before: RolloutState, after: RolloutState) -> bool:
         was is not now and any(was[name] != now[name] for name in ATTEMPT_FIELDS)
         for was, now in zip(before["attempts"], after["attempts"], strict=True)
     )
-
-
-def _offer_of(state: RolloutState) -> tuple[int, int]:
-    if not state["attempts"]:
-        return 0, 0
-    latest = state["attempts"][-1]
-    return latest["attempt_number"], latest["delivery"]

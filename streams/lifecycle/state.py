@@ -118,6 +118,14 @@ def is_offered(state: RolloutState) -> bool:
     return latest["status"] == "preparing" and latest["claim"] is None
 
 
+def offer_number(state: RolloutState) -> tuple[int, int]:
+    """(attempt number, delivery) of the latest offer; (0, 0) before the first."""
+    if not state["attempts"]:
+        return 0, 0
+    latest = state["attempts"][-1]
+    return latest["attempt_number"], latest["delivery"]
+
+
 def announcement(state: RolloutState) -> Event:
     """The RolloutStateChanged of this state, without ``producer``. The same version has the same event_id."""
     request = state["request"]

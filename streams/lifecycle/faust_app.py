@@ -1,0 +1,141 @@
+"""The Faust application of the lifecycle: one agent over three topics, one table. Only wiring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import faust
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from agl_stream.errors import EngineUnreachable, SettingError
+from agl_stream.producers.client_logging import client_logger
+from agl_stream.settings import Settings
+from agl_stream.streams.lifecycle.batch import INPUTS
+
+STORES = {"memory": "memory://", "rocksdb": "rocksdb://?driver=rocksdict"}
+_NEVER_SECONDS = 30 * 86_400.0
+_ROCKS_CACHE_BYTES = 64 * 1024 * 1024
+
+
+def changelog_topic(settings: Settings) -> str:
+    """Full name of the table's changelog."""
+    return settings.topic("lifecycle-state")
+
+
+def prepare_topics(settings: Settings) -> int:
+    """Check the input topics, create the changelog when it is not there; the number of partitions they share.
+
+    Raises EngineUnreachable when the broker does not answer or a topic is missing, SettingError when the partition
+    counts differ: a rollout's events could not meet.
+    """
+    admin = AdminClient(
+        {"bootstrap.servers": settings.bootstrap_servers, "client.id": "agl-lifecycle-admin"},
+        logger=client_logger("lifecycle-admin"),
+    )
+    timeout = settings.connect_timeout_seconds
+    changelog = changelog_topic(settings)
+    try:
+        found = admin.list_topics(timeout=timeout).topics
+        counts = {name: len(found[name].partitions) for name in map(settings.topic, INPUTS) if name in found}
+        partitions = _common_count(settings, counts)
+        if changelog not in found:
+            _create(admin, NewTopic(changelog, partitions, settings.replication_factor, config=_config(settings)))
+        elif len(found[changelog].partitions) != partitions:
+            raise SettingError(
+                f"{changelog} has {len(found[changelog].partitions)} partitions and {settings.topic(INPUTS[0])} has "
+                f"{partitions}; delete {changelog} to have the lifecycle's table built anew"
+            )
+    except KafkaException as error:
+        raise EngineUnreachable(
+            f"the broker at {settings.bootstrap_servers} did not answer within {timeout:g} s "
+            f"({error.args[0].str()}); is it up? See AGL_STREAM_BOOTSTRAP_SERVERS"
+        ) from None
+    return partitions
+
+
+def _common_count(settings: Settings, counts: dict[str, int]) -> int:
+    for name in map(settings.topic, INPUTS):
+        if name not in counts:
+            raise EngineUnreachable(f"topic {name} does not exist; run `agl-stream topics apply`")
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise SettingError(
+            f"the lifecycle's topics must have the same number of partitions, but have: {shown}. Delete the one that "
+            "differs and run `agl-stream topics apply`"
+        )
+    return next(iter(counts.values()))
+
+
+def _config(settings: Settings) -> dict[str, str]:
+    return {"cleanup.policy": "compact", "max.message.bytes": str(settings.max_record_bytes + 1024)}
+
+
+def _create(admin: AdminClient, topic: NewTopic) -> None:
+    # another process may create it at the same moment
+    try:
+        admin.create_topics([topic])[topic.topic].result(30.0)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+def build_app(settings: Settings, *, instance: str, partitions: int, folder: Path) -> tuple[Any, Any, Any]:
+    """(app, channel of the inputs, table). ``instance`` names this process in the group for ever.
+
+    Offsets are committed by the caller, for Faust's own bookkeeping loses its way where a rebalance meets records
+    in flight: it acknowledges records that it skips. So the topics have no acks and Faust finds nothing to commit.
+    """
+    if settings.lifecycle_store not in STORES:
+        raise SettingError(f"AGL_STREAM_LIFECYCLE_STORE={settings.lifecycle_store!r} is none of {', '.join(STORES)}")
+    app = faust.App(
+        settings.group("lifecycle"),
+        broker=[f"kafka://{server}" for server in settings.bootstrap_servers.split(",")],
+        store=STORES[settings.lifecycle_store],
+        datadir=folder / instance,
+        processing_guarantee="at_least_once",
+        web_enabled=False,
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        topic_partitions=partitions,
+        consumer_auto_offset_reset="earliest",
+        consumer_group_instance_id=instance,
+        consumer_max_fetch_size=settings.max_record_bytes + 1024,
+        broker_session_timeout=settings.session_timeout_seconds,
+        broker_heartbeat_interval=min(1.0, settings.session_timeout_seconds / 6),
+        broker_commit_interval=_NEVER_SECONDS,
+        table_standby_replicas=1,
+    )
+    inputs = app.topic(
+        *(settings.topic(name) for name in INPUTS),
+        key_type=bytes,
+        value_type=bytes,
+        key_serializer="raw",
+        value_serializer="raw",
+        partitions=partitions,
+        acks=False,
+        allow_empty=True,
+    )
+    table = app.Table(
+        "state",
+        key_type=bytes,
+        value_type=bytes,
+        partitions=partitions,
+        changelog_topic=app.topic(
+            changelog_topic(settings),
+            key_type=bytes,
+            value_type=bytes,
+            key_serializer="raw",
+            value_serializer="raw",
+            partitions=partitions,
+            compacting=True,
+            acks=False,
+            internal=True,
+            allow_empty=True,
+            maxsize=131_072,
+        ),
+        options={"block_cache_size": _ROCKS_CACHE_BYTES} if settings.lifecycle_store == "rocksdb" else None,
+    )
+    return app, inputs, table
