@@ -331,7 +331,12 @@ class BatchLoop:
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         try:
             partitions = [self._partition_of(p) for p in assigned]
-            starts = self._worker.submit(self._persistently, self._handler.assigned, partitions).result()
+            call = self._worker.submit(self._persistently, self._handler.assigned, partitions)
+            while not wait([call], 0.2).done:
+                # the handler is still at work that outlasted a revocation; a stop need not wait for it
+                if self._stop.is_set():
+                    return
+            starts = call.result()
             for wire, partition in zip(assigned, partitions, strict=True):
                 wire.offset = starts.get(partition, OFFSET_INVALID)
             consumer.assign(assigned)
