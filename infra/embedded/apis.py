@@ -2,7 +2,8 @@
 
 Versions end where the next one needs something the broker does not have (topic ids, KIP-848) or where
 a client in use sends what Kafka itself only tolerates: librdkafka 2.16's "all topics" request is
-malformed from Metadata version 9 on.
+malformed from Metadata version 9 on. ConsumerGroupHeartbeat is there to be refused: clients that find it missing
+look for it for ever instead of telling their user.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ APIS: dict[int, Api] = {
         Api(44, "incremental_alter_configs", 0, 1),
         Api(47, "offset_delete", 0, 0),
         Api(60, "describe_cluster", 0, 0),
+        Api(68, "consumer_group_heartbeat", 0, 1),
     )
 }
 

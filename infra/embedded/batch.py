@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from .compression import Undecompressable, compress, decompress
+
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
 LENGTH_PREFIX_BYTES = 12
@@ -173,62 +175,8 @@ def iter_records(data: Buffer, header: BatchHeader) -> Iterator[StoredRecord]:
             at = end
     except IndexError as error:
         raise CorruptBatch("a record runs past its batch") from error
-
-
-def decompress(payload: Buffer, codec: int) -> bytes:
-    if codec == 0:
-        return bytes(payload)
-    import cramjam
-
-    data = bytes(payload)
-    try:
-        if codec == 1:
-            return bytes(cramjam.gzip.decompress(data))
-        if codec == 2:
-            return _decompress_snappy(data)
-        if codec == 3:
-            return bytes(cramjam.lz4.decompress(data))
-        if codec == 4:
-            return bytes(cramjam.zstd.decompress(data))
-    except cramjam.DecompressionError as error:
-        raise CorruptBatch(f"codec {codec}: {error}") from error
-    raise CorruptBatch(f"unknown compression codec {codec}")
-
-
-def compress(plain: bytes, codec: int) -> bytes:
-    if codec == 0:
-        return plain
-    import cramjam
-
-    if codec == 1:
-        return bytes(cramjam.gzip.compress(plain))
-    if codec == 2:
-        return bytes(cramjam.snappy.compress_raw(plain))
-    if codec == 3:
-        return bytes(cramjam.lz4.compress(plain))
-    if codec == 4:
-        return bytes(cramjam.zstd.compress(plain))
-    raise CorruptBatch(f"unknown compression codec {codec}")
-
-
-_XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER_BYTES = 16
-
-
-def _decompress_snappy(data: bytes) -> bytes:
-    """Snappy as the Java and Python clients frame it (xerial blocks), or raw as librdkafka sends it."""
-    import cramjam
-
-    if not data.startswith(_XERIAL_MAGIC):
-        return bytes(cramjam.snappy.decompress_raw(data))
-    plain, at = bytearray(), _XERIAL_HEADER_BYTES
-    while at + 4 <= len(data):
-        (length,) = struct.unpack_from(">i", data, at)
-        if length < 0 or at + 4 + length > len(data):
-            raise CorruptBatch("a snappy block runs past its batch")
-        plain += bytes(cramjam.snappy.decompress_raw(data[at + 4 : at + 4 + length]))
-        at += 4 + length
-    return bytes(plain)
+    except Undecompressable as error:
+        raise CorruptBatch(str(error)) from error
 
 
 def _varint(value: int) -> bytes:
@@ -243,11 +191,11 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 70, 7):
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), at
-        shift += 7
+    raise CorruptBatch("a number of more than 64 bits")

@@ -43,6 +43,7 @@ HANDLERS: dict[str, Handler] = {
     "sync_group": handlers_group.sync_group,
     "heartbeat": handlers_group.heartbeat,
     "leave_group": handlers_group.leave_group,
+    "consumer_group_heartbeat": handlers_group.consumer_group_heartbeat,
     "offset_commit": handlers_group.offset_commit,
     "offset_fetch": handlers_group.offset_fetch,
     "offset_delete": handlers_group.offset_delete,

@@ -104,6 +104,14 @@ def leave_group(node: Node, request: Message, caller: Caller) -> Message:
     return {"members": answers}
 
 
+def consumer_group_heartbeat(node: Node, request: Message, caller: Caller) -> Message:
+    """The new group protocol (KIP-848) is not spoken; the answer says so, and what to do."""
+    return {
+        "error_code": ErrorCode.UNSUPPORTED_VERSION,
+        "error_message": "the embedded broker speaks the classic group protocol only; set group.protocol=classic",
+    }
+
+
 def offset_commit(node: Node, request: Message, caller: Caller) -> Message:
     """Commit; all partitions share a refusal of the member, each has its own for topic and metadata."""
     group_id = request["group_id"]

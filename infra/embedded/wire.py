@@ -191,6 +191,20 @@ def _array(read_item: Read, write_item: Write, flexible: bool) -> tuple[Read, Wr
     return read, write
 
 
+def _nullable_entity(read_entity: Read, write_entity: Write) -> tuple[Read, Write]:
+    """A single entity that may be absent has one byte before it: -1 for null."""
+
+    def read(cursor: Cursor) -> Message | None:
+        return None if cursor.take(1)[0] == 0xFF else read_entity(cursor)
+
+    def write(parts: list[bytes | memoryview], value: Message | None) -> None:
+        parts.append(b"\xff" if value is None else b"\x01")
+        if value is not None:
+            write_entity(parts, value)
+
+    return read, write
+
+
 def _skip_tagged_fields(cursor: Cursor) -> None:
     for _ in range(cursor.count(cursor.unsigned_varint())):
         cursor.unsigned_varint()
@@ -219,6 +233,8 @@ def _field_codec(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> tu
     item = arguments[0] if is_array else hint
     if dataclasses.is_dataclass(item):
         read, write = entity_codec(typing.cast(type, item))
+        if nullable and not is_array:
+            read, write = _nullable_entity(read, write)
     else:
         read, write = _primitive(field.metadata["kafka_type"], flexible, nullable and not is_array)
     if is_array:
