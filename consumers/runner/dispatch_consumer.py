@@ -36,6 +36,8 @@ from agl_stream.settings import Settings
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+# A member that has not polled for so long has a loop that is stuck; ``stay`` polls while all slots are taken.
+MAX_POLL_INTERVAL_SECONDS = 300.0
 _HANDOVER_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 
@@ -95,6 +97,7 @@ class DispatchConsumer:
             heartbeat_interval_ms=max(session_ms // 5, 100),
             # how long the group waits for this member to come back in a rebalance; our listener never needs more
             rebalance_timeout_ms=int((_HANDOVER_SECONDS + settings.session_timeout_seconds) * 1000),
+            max_poll_interval_ms=int(MAX_POLL_INTERVAL_SECONDS * 1000),
             metadata_max_age_ms=10_000,
             retry_backoff_ms=100,
         )

@@ -111,8 +111,7 @@ class Runner:
         shared = Surroundings(self._settings, self._agent, producer, worker, self._host, self._resources)
         snapshot = functools.partial(self._snapshot, worker, dispatch)
         heartbeat = Heartbeat(producer, snapshot, self._settings.heartbeat_seconds)
-        await follower.start()
-        following = asyncio.create_task(follower.run())
+        following = asyncio.create_task(self._follow(follower))
         claiming = asyncio.create_task(self._claim(follower, dispatch, shared, heartbeat))
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -131,9 +130,14 @@ class Runner:
             for task in (following, claiming, stopping):
                 task.cancel()
             await asyncio.gather(following, claiming, stopping, return_exceptions=True)
+            await _bounded(dispatch.stop(), _LEAVE_SECONDS, "leaving the group")
             await _bounded(follower.stop(), _LEAVE_SECONDS, "closing the follower")
             self._status = "stopped"
             heartbeat.stop()
+
+    async def _follow(self, follower: LogFollower) -> None:
+        await follower.start()
+        await follower.run()
 
     async def _claim(
         self, follower: LogFollower, dispatch: DispatchConsumer, shared: Surroundings, heartbeat: Heartbeat

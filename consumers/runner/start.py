@@ -1,14 +1,15 @@
-"""Starting aiokafka consumers with errors a person can act on."""
+"""Starting aiokafka consumers with errors a person can act on, and a log that can be read."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 
 from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaConnectionError, UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaConnectionError
 
 from agl_stream.errors import EngineUnreachable
+from agl_stream.producers.client_logging import FloodGate
 from agl_stream.settings import Settings
 
 _RETRY_SECONDS = 0.2
@@ -16,26 +17,46 @@ _RETRY_SECONDS = 0.2
 
 async def start_or_raise(consumer: AIOKafkaConsumer, settings: Settings) -> None:
     """Start ``consumer``; raises EngineUnreachable when, for ``connect_timeout_seconds``, no broker answers or the
-    topics do not exist."""
-    deadline = time.monotonic() + settings.connect_timeout_seconds
-    while True:
-        try:
-            await consumer.start()
-            return
-        except (KafkaConnectionError, UnknownTopicOrPartitionError) as error:
-            if time.monotonic() > deadline:
-                await consumer.stop()
-                raise _unreachable(error, settings) from None
-            await asyncio.sleep(_RETRY_SECONDS)
+    topics it was made with do not exist."""
+    calm_client_logs()
+    try:
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            while not await _started(consumer):
+                await asyncio.sleep(_RETRY_SECONDS)
+    except TimeoutError:
+        # the client is connected and waits for topics, or never was
+        connected = bool(consumer._client.cluster.brokers())
+        await consumer.stop()
+        raise _unreachable(settings, connected) from None
 
 
-def _unreachable(error: Exception, settings: Settings) -> EngineUnreachable:
-    if isinstance(error, UnknownTopicOrPartitionError):
+async def _started(consumer: AIOKafkaConsumer) -> bool:
+    try:
+        await consumer.start()
+    except KafkaConnectionError:
+        return False
+    return True
+
+
+def _unreachable(settings: Settings, connected: bool) -> EngineUnreachable:
+    within = f"within {settings.connect_timeout_seconds:g} s"
+    if connected:
         return EngineUnreachable(
-            f"the broker at {settings.bootstrap_servers} has no topics of namespace {settings.namespace!r}; run "
-            "`agl-stream topics apply`, or set AGL_STREAM_NAMESPACE"
+            f"the broker at {settings.bootstrap_servers} shows no topics of namespace {settings.namespace!r} {within}; "
+            "run `agl-stream topics apply`, or set AGL_STREAM_NAMESPACE"
         )
     return EngineUnreachable(
-        f"no Kafka broker answers at {settings.bootstrap_servers} within {settings.connect_timeout_seconds:g} s; "
+        f"no Kafka broker answers at {settings.bootstrap_servers} {within}; "
         "start one with `agl-stream up`, or set AGL_STREAM_BOOTSTRAP_SERVERS"
     )
+
+
+_gate = FloodGate()
+
+
+def calm_client_logs() -> None:
+    """aiokafka says the same ten times a second while a broker is away; once in a while is enough."""
+    for name in list(logging.root.manager.loggerDict):
+        if name == "aiokafka" or name.startswith("aiokafka."):
+            # adding a filter a second time changes nothing
+            logging.getLogger(name).addFilter(_gate)
