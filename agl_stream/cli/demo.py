@@ -80,6 +80,9 @@ def report(result: dict[str, Any], keep: Path | None) -> str:
     lines.append(
         table(["phase", "seconds"], [[name, f"{seconds:.1f}"] for name, seconds in result["phases_seconds"].items()])
     )
+    if result["step_seconds"]:
+        of_steps = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in result["step_seconds"].items())
+        lines.append(f"  in the steps themselves: {of_steps}")
     by_cpu = sorted(result["cpu_seconds"].items(), key=lambda item: -item[1])
     lines.append(
         table(

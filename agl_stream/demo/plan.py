@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from agl_stream.local.system import LocalSystem
 from agl_stream.supervise import ProcessSpec
 
 SERVED_NAME = "policy"
+SAMPLING = {"temperature": 1.0, "max_tokens": 4}
 AGENT = "agl_stream.demo.agent:tool_agent"
 
 
@@ -37,6 +39,15 @@ class DemoFiles:
     model: Path
     tasks: Path
     heldout: Path
+
+
+def prepare_files(plan: DemoPlan, folder: Path) -> DemoFiles:
+    """The shipped model, and the tasks written below `folder`."""
+    from agl_stream.trainer.sums import write_tasks
+    from agl_stream.trainer.tiny import shipped_model
+
+    tasks, heldout = write_tasks(folder / "tasks" / plan.run_id, plan.seed)
+    return DemoFiles(shipped_model(), tasks, heldout)
 
 
 def serve_spec(system: LocalSystem, plan: DemoPlan, files: DemoFiles, port: int) -> ProcessSpec:
@@ -68,10 +79,10 @@ def trainer_spec(system: LocalSystem, plan: DemoPlan, files: DemoFiles) -> Proce
     return system.spec(
         "trainer",
         "trainer",
-        *("--model", str(files.model), "--tasks", str(files.tasks), "--validation", str(files.heldout)),
-        *("--steps", str(plan.steps), "--prompts", str(plan.prompts), "--samples", str(plan.samples)),
-        *("--run-id", plan.run_id, "--learner-id", plan.run_id, "--resources-id", plan.run_id),
-        *("--seed", str(plan.seed)),
+        *("--model", str(files.model), "--tasks", str(files.tasks), "--val-tasks", str(files.heldout)),
+        *("--steps", str(plan.steps), "--groups-per-step", str(plan.prompts), "--group-size", str(plan.samples)),
+        *("--learner-id", plan.run_id, "--resources-id", plan.run_id, "--served-model-name", SERVED_NAME),
+        *("--sampling", json.dumps(SAMPLING), "--seed", str(plan.seed)),
         ends=True,
         ready_timeout_seconds=120,
         stop_timeout_seconds=20,

@@ -36,7 +36,7 @@ def summary(progress: Progress, figures: Figures) -> dict[str, Any]:
     first, last = mean_of_first_and_last(progress.rewards())
     before, after = progress.heldout_rewards()
     account = figures.account
-    difference = _greatest(progress, "logprob_diff_max")
+    difference = _greatest(progress, "max_logprob_diff", "served_logprob_diff")
     problems = find_problems(progress, figures, first, last, difference)
     return {
         "ok": not problems,
@@ -63,6 +63,7 @@ def summary(progress: Progress, figures: Figures) -> dict[str, Any]:
         "wall_seconds": round(figures.wall_seconds, 2),
         "training_seconds": round(figures.training_seconds, 2),
         "phases_seconds": {name: round(seconds, 2) for name, seconds in figures.phases_seconds.items()},
+        "step_seconds": _step_seconds(progress),
         "cpu_seconds": {name: round(seconds, 2) for name, seconds in figures.cpu_seconds.items()},
         "max_rss_mib": {name: round(count / 2**20, 1) for name, count in figures.max_rss_bytes.items()},
         "restarts": dict(figures.restarts),
@@ -102,8 +103,19 @@ def find_problems(
     return problems
 
 
-def _greatest(progress: Progress, metric: str) -> float | None:
-    return max((s.metrics[metric] for s in progress.steps.values() if metric in s.metrics), default=None)
+def _greatest(progress: Progress, *metrics: str) -> float | None:
+    found = (step.metrics[name] for step in progress.steps.values() for name in metrics if name in step.metrics)
+    return max(found, default=None)
+
+
+def _step_seconds(progress: Progress) -> dict[str, float]:
+    """Seconds of all steps together by what the learner did: wait for rollouts, train, write and publish."""
+    sums: dict[str, float] = {}
+    for step in progress.steps.values():
+        for name, value in step.metrics.items():
+            if name.endswith("_seconds"):
+                sums[name.removesuffix("_seconds")] = sums.get(name.removesuffix("_seconds"), 0.0) + value
+    return {name: round(seconds, 2) for name, seconds in sums.items()}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -31,7 +31,7 @@ def manifest(step: int, rewards: list[float | None], **changes: Any) -> dict[str
         "rows": 2 * len(rewards),
         "version_out": step + 1,
         "manifest_hash": f"hash-{step}",
-        "metrics": json.dumps({"logprob_diff_max": 1e-6 * step}),
+        "metrics": json.dumps({"max_logprob_diff": 1e-6 * step, "train_seconds": 0.5}),
     }
     return {**base, **changes}
 
@@ -134,6 +134,7 @@ def test_a_good_run_has_no_problems() -> None:
     assert found["ok"] and found["problems"] == []
     assert found["steps"] == 20
     assert found["reward_first10"] == pytest.approx(0.275) and found["reward_last10"] == pytest.approx(0.775)
+    assert found["step_seconds"] == {"train": 10.0}
     assert found["max_logprob_diff"] == pytest.approx(2e-5)
     assert sum(v for k, v in found["rollouts"].items() if k != "requested") == found["rollouts"]["requested"] == 20
 
@@ -177,7 +178,7 @@ def test_a_step_trained_again_with_other_data_is_a_problem() -> None:
 
 def test_logprobs_that_differ_are_a_problem() -> None:
     progress = good_run()
-    progress.batch(manifest(21, [1.0], metrics=json.dumps({"logprob_diff_max": 0.01})))
+    progress.batch(manifest(21, [1.0], metrics=json.dumps({"max_logprob_diff": 0.01})))
     assert any("logprobs differ by up to 0.01" in p for p in summary(progress, FIGURES)["problems"])
 
 
