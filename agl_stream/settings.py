@@ -67,7 +67,7 @@ class Settings:
     gateway_allow_unrecorded: bool = _setting(
         False, "Whether the gateway passes calls whose path names no rollout; they are recorded for nobody."
     )
-    gateway_linger_ms: float = _setting(1.0, "As linger_ms, for spans whose call waits for the acknowledgement.")
+    gateway_linger_ms: float = _setting(0.0, "As linger_ms, for spans whose call waits for the acknowledgement.")
     gateway_max_body_bytes: int = _setting(16_777_216, "Largest request body the gateway takes.")
     gateway_max_answer_bytes: int = _setting(67_108_864, "Largest answer the gateway takes from the upstream.")
     gateway_drain_seconds: float = _setting(30.0, "How long a stopping gateway waits for calls in flight.")
