@@ -21,8 +21,7 @@ async def start_or_raise(consumer: AIOKafkaConsumer, settings: Settings) -> None
     calm_client_logs()
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
-            while not await _started(consumer):
-                await asyncio.sleep(_RETRY_SECONDS)
+            await _start(consumer)
     except TimeoutError:
         # the client is connected and waits for topics, or never was
         connected = bool(consumer._client.cluster.brokers())
@@ -30,12 +29,12 @@ async def start_or_raise(consumer: AIOKafkaConsumer, settings: Settings) -> None
         raise _unreachable(settings, connected) from None
 
 
-async def _started(consumer: AIOKafkaConsumer) -> bool:
-    try:
-        await consumer.start()
-    except KafkaConnectionError:
-        return False
-    return True
+async def _start(consumer: AIOKafkaConsumer) -> None:
+    while True:
+        try:
+            return await consumer.start()
+        except KafkaConnectionError:
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 def _unreachable(settings: Settings, connected: bool) -> EngineUnreachable:
