@@ -168,10 +168,12 @@ class LifecycleProcessor:
             self._note(rollout_id, partition, state)
 
     def _note(self, rollout_id: str, partition: int, state: RolloutState) -> None:
-        self._leaving.pop(rollout_id, None)
         if state["request"] is None:
             self._leaving[rollout_id] = (partition, self._clock() + self._settings.early_hold_seconds)
-        elif is_terminal(state):
+        elif not is_terminal(state):
+            self._leaving.pop(rollout_id, None)
+        elif rollout_id not in self._leaving:
+            # counted from the end: what is learnt afterwards does not keep it
             self._leaving[rollout_id] = (partition, self._clock() + self._settings.closed_grace_seconds)
 
     def sweep(self) -> int:

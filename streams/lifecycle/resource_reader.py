@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
 from agl_stream.errors import DecodeError, EngineUnreachable
 from agl_stream.producers.client_logging import client_logger
@@ -28,6 +29,7 @@ class ResourceReader:
         self._view = ResourceView()
         self._positions: dict[int, int] = {}
         self._consumer: Any = None
+        self._admin: Any = None
 
     def view(self) -> ResourceView:
         """The view, holding everything that was acknowledged before this call.
@@ -38,6 +40,10 @@ class ResourceReader:
         deadline = time.monotonic() + self._settings.connect_timeout_seconds
         if self._consumer is None:
             self._consumer = self._open(deadline)
+            self._admin = AdminClient(
+                {"bootstrap.servers": self._settings.bootstrap_servers, "client.id": "agl-lifecycle-resource-ends"},
+                logger=client_logger("lifecycle-resources"),
+            )
         behind = {number: end for number, end in self._ends(deadline).items() if self._positions.get(number, 0) < end}
         while behind:
             if time.monotonic() > deadline:
@@ -80,16 +86,18 @@ class ResourceReader:
         return consumer
 
     def _ends(self, deadline: float) -> dict[int, int]:
+        """The end of each partition, asked over a connection of its own: on the consumer's the question would wait
+        behind a fetch that waits for news."""
         name = self._settings.topic(_TOPIC)
+        asked = self._admin.list_offsets(
+            {TopicPartition(name, number): OffsetSpec.latest() for number in self._positions}
+        )
         try:
-            return {
-                number: self._consumer.get_watermark_offsets(
-                    TopicPartition(name, number), timeout=_remaining(deadline), cached=False
-                )[1]
-                for number in self._positions
-            }
+            return {place.partition: answer.result(_remaining(deadline)).offset for place, answer in asked.items()}
         except KafkaException as error:
             raise self._unreachable(error.args[0].str()) from None
+        except TimeoutError:
+            raise self._unreachable("no answer") from None
 
     def _take(self, message: Any) -> None:
         error = message.error()

@@ -138,10 +138,11 @@ configs = st.fixed_dictionaries(
 )
 
 _times = st.integers(1, 12)
+_numbers = st.integers(1, 3)
 
 
 @st.composite
-def reports(draw: st.DrawFn, numbers: st.SearchStrategy[int] = st.integers(1, 3)) -> Given:
+def reports(draw: st.DrawFn, numbers: st.SearchStrategy[int] = _numbers) -> Given:
     """One report about an attempt, by a runner, the sink or the watchdog."""
     status = draw(
         st.sampled_from(["preparing", "running", "running", "succeeded", "failed", "timeout", "unresponsive"])
