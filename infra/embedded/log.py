@@ -112,7 +112,7 @@ class PartitionLog:
         elif restored is not None:
             self.producers = restored
         clean_bytes = self._load_clean_size(active)
-        active.recover(clean_bytes, self._remember)
+        active.recover(clean_bytes, self._remember, dense=True)
         if active.size_bytes:
             active.first_append_ms = int(active.path.stat().st_mtime * 1000)
 

@@ -182,10 +182,18 @@ class Segment:
 
     # Start and end
 
-    def recover(self, verify_from: int, on_batch: Callable[[BatchHeader, memoryview], None] | None = None) -> int:
+    def recover(
+        self,
+        verify_from: int,
+        on_batch: Callable[[BatchHeader, memoryview], None] | None = None,
+        *,
+        dense: bool = False,
+    ) -> int:
         """Read the batches of the file and cut what is not intact; returns the number of bytes cut.
 
         Structure is checked everywhere, the CRC from position `verify_from` on. `on_batch` sees each intact batch.
+        `dense` also cuts where an offset is missing: that cannot be in a segment that was never compacted, and the
+        offset itself is not covered by the CRC.
         """
         file_bytes = os.fstat(self.fd).st_size
         self.size_bytes, self.next_offset, self.max_timestamp_ms = 0, self.base_offset, -1
@@ -193,7 +201,7 @@ class Segment:
             del column[:]
         if file_bytes:
             with mmap.mmap(self.fd, file_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-                self._scan(view, verify_from, on_batch)
+                self._scan(view, verify_from, on_batch, dense)
         cut = file_bytes - self.size_bytes
         if cut:
             os.ftruncate(self.fd, self.size_bytes)
@@ -202,7 +210,11 @@ class Segment:
         return cut
 
     def _scan(
-        self, view: memoryview, verify_from: int, on_batch: Callable[[BatchHeader, memoryview], None] | None
+        self,
+        view: memoryview,
+        verify_from: int,
+        on_batch: Callable[[BatchHeader, memoryview], None] | None,
+        dense: bool,
     ) -> None:
         at = 0
         while at + HEADER_BYTES <= len(view):
@@ -211,6 +223,8 @@ class Segment:
             if header.magic != 2 or header.size_bytes < HEADER_BYTES or end > len(view):
                 return
             if header.base_offset < self.next_offset or header.last_offset_delta < 0:
+                return
+            if dense and header.base_offset != self.next_offset:
                 return
             with view[at:end] as batch:
                 if at >= verify_from:
