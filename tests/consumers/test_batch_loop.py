@@ -104,12 +104,16 @@ class Running:
     """A loop in a thread, stopped at the end of a ``with``."""
 
     def __init__(
-        self, settings: Settings, handler: BatchHandler, limits: RejectLimits | None = None, **kwargs: Any
+        self,
+        settings: Settings,
+        producer: EventProducer,
+        handler: BatchHandler,
+        limits: RejectLimits | None = None,
+        **kwargs: Any,
     ) -> None:
-        self.producer = EventProducer(settings, name="loop", codec=CODEC)
         self.loop = BatchLoop(
             settings, group="g", topics=["spans"], handler=handler, codec=CODEC,
-            rejects=Rejects(self.producer, rejected_by="g", limits=limits), **kwargs,
+            rejects=Rejects(producer, rejected_by="g", limits=limits), **kwargs,
         )  # fmt: skip
         self.stop, self.ready = threading.Event(), threading.Event()
         self.error: BaseException | None = None
@@ -132,7 +136,6 @@ class Running:
     def join(self) -> None:
         self.thread.join(60)
         assert not self.thread.is_alive()
-        self.producer.close()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -175,7 +178,7 @@ def read_rejects(settings: Settings) -> list[dict[str, Any]]:
 def test_everything_is_handled_in_order_and_committed(settings: Settings, producer: EventProducer) -> None:
     send_spans(producer, 3000)
     handler = Collector()
-    with Running(settings, handler, max_records=250) as running:
+    with Running(settings, producer, handler, max_records=250) as running:
         wait_until(lambda: len(handler.records) == 3000)
         wait_until(lambda: committed(settings) == ends(settings))
         assert running.ready.is_set()
@@ -189,13 +192,13 @@ def test_everything_is_handled_in_order_and_committed(settings: Settings, produc
     assert handler.revocations == [(handler.assignments[0], False)]
 
 
-def test_what_a_foreign_writer_left_out_is_derived(settings: Settings) -> None:
+def test_what_a_foreign_writer_left_out_is_derived(settings: Settings, producer: EventProducer) -> None:
     event = {"rollout_id": "ro", "attempt_id": "a", "span_id": "1", "sequence_id": 1, "name": "s", "started_at_us": 1}
     foreign = Producer({"bootstrap.servers": settings.bootstrap_servers})
     foreign.produce(settings.topic("spans"), CODEC.encode("SpanRecorded", event), partition=2, timestamp=1234)
     assert foreign.flush(10) == 0
     handler = Collector()
-    with Running(settings, handler):
+    with Running(settings, producer, handler):
         wait_until(lambda: bool(handler.records))
     record = handler.records[0]
     assert (record.key, record.partition, record.timestamp_ms) == (None, 2, 1234)
@@ -220,7 +223,7 @@ def test_poison_becomes_rejects_and_the_rest_goes_on(settings: Settings, produce
     assert raw.flush(10) == 0
     send_spans(producer, 50, start=50)
     handler = Collector()
-    with Running(settings, handler):
+    with Running(settings, producer, handler):
         wait_until(lambda: committed(settings) == ends(settings))
     assert handler.seen() == set(range(100))
     rejects = read_rejects(settings)
@@ -236,7 +239,7 @@ def test_a_flood_of_poison_stops_the_loop_without_a_commit(settings: Settings, p
     for _ in range(30):
         raw.produce(settings.topic("spans"), b"junk", partition=3)
     raw.flush(10)
-    running = Running(settings, Collector(), limits=RejectLimits(consecutive=20))
+    running = Running(settings, producer, Collector(), limits=RejectLimits(consecutive=20))
     running.thread.start()
     running.join()
     assert isinstance(running.error, TooManyRejects)
@@ -253,13 +256,13 @@ def test_a_crash_of_the_handler_skips_nothing(settings: Settings, producer: Even
             raise AglStreamError("the store is broken")
         handled.update(int(record.event["span_id"]) for record in records)
 
-    running = Running(settings, Collector(crash), max_records=100, commit_interval_seconds=0)
+    running = Running(settings, producer, Collector(crash), max_records=100, commit_interval_seconds=0)
     running.thread.start()
     running.join()
     assert isinstance(running.error, AglStreamError) and 400 < len(handled) < 1000
     assert 0 < sum(committed(settings).values()) <= len(handled)
     second = Collector()
-    with Running(settings, second):
+    with Running(settings, producer, second):
         wait_until(lambda: committed(settings) == ends(settings))
     assert handled | second.seen() == set(range(1000))
 
@@ -276,7 +279,7 @@ def test_an_engine_that_is_away_is_tried_again_with_the_same_records(
             raise EngineUnreachable("the store does not answer")
 
     handler = Collector(away)
-    with Running(settings, handler):
+    with Running(settings, producer, handler):
         wait_until(lambda: committed(settings) == ends(settings))
     assert tries[0] == tries[1] == tries[2]
     assert len(handler.records) == 100
@@ -290,7 +293,7 @@ def test_stopping_while_an_engine_is_away_commits_nothing(settings: Settings, pr
         tried.set()
         raise EngineUnreachable("the store does not answer")
 
-    with Running(settings, Collector(away)) as running:
+    with Running(settings, producer, Collector(away)) as running:
         assert tried.wait(30)
     assert running.error is None
     assert committed(settings) == {}
@@ -312,7 +315,7 @@ class Futures(Collector):
 
 def test_a_slow_batch_holds_back_the_commit_of_faster_ones(settings: Settings, producer: EventProducer) -> None:
     handler = Futures()
-    with Running(settings, handler, max_records=10, max_in_flight=5, commit_interval_seconds=0):
+    with Running(settings, producer, handler, max_records=10, max_in_flight=5, commit_interval_seconds=0):
         send_spans(producer, 200)
         wait_until(lambda: len(handler.open) == 5)
         slow = handler.open[0][0]
@@ -338,7 +341,7 @@ def test_floors_bound_the_commit(settings: Settings, producer: EventProducer) ->
     handler = Collector()
     handler.floors = {Partition("spans", 0): 3}
     send_spans(producer, 400)
-    with Running(settings, handler):
+    with Running(settings, producer, handler):
         wait_until(lambda: committed(settings) == ends(settings) | {0: 3})
         handler.floors = {}
         wait_until(lambda: committed(settings) == ends(settings))
@@ -346,12 +349,12 @@ def test_floors_bound_the_commit(settings: Settings, producer: EventProducer) ->
 
 def test_the_handlers_own_offsets_win(settings: Settings, producer: EventProducer) -> None:
     send_spans(producer, 400)
-    with Running(settings, Collector()):
+    with Running(settings, producer, Collector()):
         wait_until(lambda: committed(settings) == ends(settings))
     # a store that lost its tail, and one that is ahead of the group
     again = Collector()
     again.starts = {Partition("spans", 0): 5, Partition("spans", 1): ends(settings)[1] - 2}
-    with Running(settings, again):
+    with Running(settings, producer, again):
         wait_until(lambda: len(again.records) == ends(settings)[0] - 5 + 2)
     assert min(r.offset for r in again.records if r.partition == 0) == 5
 
@@ -364,7 +367,7 @@ def test_the_end_of_a_partition_is_told_beyond_markers(settings: Settings, produ
     writer.produce(settings.topic("spans"), CODEC.encode("SpanRecorded", event), partition=0)
     writer.commit_transaction(10)
     handler = Collector()
-    with Running(settings, handler, partition_eof=True) as running:
+    with Running(settings, producer, handler, partition_eof=True) as running:
         wait_until(lambda: (Partition("spans", 0), 2) in handler.ends)
         assert [r.offset for r in handler.records] == [0]
         assert running.loop.end_offsets([Partition("spans", 0), Partition("spans", 1)]) == {
@@ -374,10 +377,10 @@ def test_the_end_of_a_partition_is_told_beyond_markers(settings: Settings, produ
 
 def test_members_that_come_and_go_lose_nothing(settings: Settings, producer: EventProducer) -> None:
     one, two = Collector(), Collector()
-    with Running(settings, one, max_records=50):
+    with Running(settings, producer, one, max_records=50):
         send_spans(producer, 500)
         wait_until(lambda: len(one.records) > 100)
-        with Running(settings, two, max_records=50) as second:
+        with Running(settings, producer, two, max_records=50) as second:
             assert second.ready.wait(30)
             wait_until(lambda: bool(two.assignments and two.assignments[-1]))
             send_spans(producer, 500, start=500)
@@ -397,7 +400,7 @@ def test_a_handler_slower_than_the_poll_interval_keeps_its_partitions(
     monkeypatch.setattr(client, "MAX_POLL_INTERVAL_MS", 2_100)
     send_spans(producer, 20)
     handler = Collector(lambda records: time.sleep(3.5))
-    with Running(replace(settings, session_timeout_seconds=2.0), handler):
+    with Running(replace(settings, session_timeout_seconds=2.0), producer, handler):
         wait_until(lambda: committed(settings) == ends(settings))
     assert len(handler.records) == 20
     assert len(handler.assignments) == 1
@@ -411,10 +414,10 @@ def test_work_that_outlasts_the_budget_is_handed_over_unfinished(settings: Setti
         begun.set()
         assert release.wait(60)
 
-    first = Running(settings, Collector(stuck), drain_seconds=0.5)
+    first = Running(settings, producer, Collector(stuck), drain_seconds=0.5)
     with first:
         assert begun.wait(30)
-        with Running(settings, second := Collector()):
+        with Running(settings, producer, second := Collector()):
             wait_until(lambda: bool(second.assignments and second.assignments[-1]))
             first.stop.set()
             # leaving, too, it may not commit what it never finished

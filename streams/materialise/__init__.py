@@ -1,0 +1,1 @@
+"""The sink: everything readers ask for goes from the log into the state store."""
