@@ -23,7 +23,7 @@ def test_documents_name_only_verbs_and_settings_that_exist() -> None:
     names = {f"AGL_STREAM_{spec.name.upper()}" for spec in fields(Settings)}
     for path in DOCUMENTS:
         text = path.read_text()
-        for verb in re.findall(r"`?agl-stream ([a-z]+)\b", text):
+        for verb in re.findall(r"(?:`|^ {4})agl-stream ([a-z]+)\b", text, re.MULTILINE):
             assert verb in ONE_LINE_HELP, f"{path.name} speaks of `agl-stream {verb}`"
         for name in re.findall(r"AGL_STREAM_[A-Z_]*[A-Z]", text):
             assert name in names, f"{path.name} speaks of {name}"
