@@ -93,12 +93,13 @@ class GroupWindow:
         group = self._closed.get(key) or self._open.get(key)
         if group is None:
             group = self._open[key] = _Group(self._size_of(event), event["occurred_at_us"])
+        # before the event is judged: also an outdated one was there first
+        group.size = max(group.size, self._size_of(event))
+        group.opened_at_us = min(group.opened_at_us, event["occurred_at_us"])
         known = group.members.get(rollout_id)
         if known is not None and rank(known) >= rank(event):
             return "duplicate" if rank(known) == rank(event) else "outdated"
         group.members[rollout_id] = event
-        group.size = max(group.size, self._size_of(event))
-        group.opened_at_us = min(group.opened_at_us, event["occurred_at_us"])
         if not group.reason:
             if len(group.members) >= group.size:
                 self._close(key, COMPLETE)

@@ -44,7 +44,13 @@ def _parse_sampling(context: click.Context, parameter: click.Parameter, value: s
     help="Sampling parameters that agents are given, a JSON object.",
 )
 @click.option("--tasks", "tasks_file", type=_File, help="JSON Lines of tasks to ask for.  [default: what arrives]")
-@click.option("--val-tasks", "validation_file", type=_File, help="JSON Lines of tasks that are tried, never trained.")
+@click.option(
+    "--val-tasks",
+    "--validation",
+    "validation_file",
+    type=_File,
+    help="JSON Lines of tasks that are tried, never trained.",
+)
 @click.option(
     "--val-every",
     "validate_every",
@@ -54,8 +60,24 @@ def _parse_sampling(context: click.Context, parameter: click.Parameter, value: s
     help="Validate every so many steps; 0: at start and end only.",
 )
 @click.option("--steps", type=click.IntRange(min=0), help="Steps to train.  [default: until stopped]")
-@click.option("--groups-per-step", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts a step.")
-@click.option("--group-size", type=click.IntRange(min=1), default=8, show_default=True, help="Rollouts a prompt.")
+@click.option(
+    "--groups-per-step",
+    "--prompts",
+    "groups_per_step",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Prompts a step.",
+)
+@click.option(
+    "--group-size",
+    "--samples",
+    "group_size",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Rollouts a prompt.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Order of the tasks, and torch's seed.")
 @click.option("--learning-rate", type=click.FloatRange(min=0), default=5e-4, show_default=True, help="AdamW's.")
 @click.option("--clip-ratio", type=click.FloatRange(min=0), default=0.2, show_default=True, help="Of the surrogate.")
