@@ -121,18 +121,18 @@ async def subjects(request: web.Request) -> web.Response:
     return _answer([name for name in names if name.startswith(prefix)])
 
 
-@routes.get("/subjects/{subject}/versions")
+@routes.get("/subjects/{subject:[^/]+}/versions")
 async def versions(request: web.Request) -> web.Response:
     return _answer(request.app[STORE].versions(request.match_info["subject"], _flag(request, "deleted")))
 
 
-@routes.post("/subjects/{subject}/versions")
+@routes.post("/subjects/{subject:[^/]+}/versions")
 async def register(request: web.Request) -> web.Response:
     text = await _schema_text(request)
     return _answer({"id": request.app[STORE].register(request.match_info["subject"], text)})
 
 
-@routes.post("/subjects/{subject}")
+@routes.post("/subjects/{subject:[^/]+}")
 async def lookup(request: web.Request) -> web.Response:
     store, name = request.app[STORE], request.match_info["subject"]
     version = store.lookup(name, await _schema_text(request), _flag(request, "deleted"))
@@ -143,33 +143,33 @@ def _described(store: SchemaStore, name: str, number: int, schema_id: int) -> di
     return {"subject": name, "version": number, "id": schema_id, "schema": store.text(schema_id)}
 
 
-@routes.get("/subjects/{subject}/versions/{version}")
+@routes.get("/subjects/{subject:[^/]+}/versions/{version}")
 async def version_of_subject(request: web.Request) -> web.Response:
     store, name = request.app[STORE], request.match_info["subject"]
     version = store.version(name, request.match_info["version"], _flag(request, "deleted"))
     return _answer(_described(store, name, version.number, version.schema_id))
 
 
-@routes.get("/subjects/{subject}/versions/{version}/schema")
+@routes.get("/subjects/{subject:[^/]+}/versions/{version}/schema")
 async def schema_of_version(request: web.Request) -> web.Response:
     store = request.app[STORE]
     version = store.version(request.match_info["subject"], request.match_info["version"], _flag(request, "deleted"))
     return web.Response(text=store.text(version.schema_id), content_type=CONTENT_TYPE)
 
 
-@routes.get("/subjects/{subject}/versions/{version}/referencedby")
+@routes.get("/subjects/{subject:[^/]+}/versions/{version}/referencedby")
 async def referenced_by(request: web.Request) -> web.Response:
     request.app[STORE].version(request.match_info["subject"], request.match_info["version"])
     return _answer([])
 
 
-@routes.delete("/subjects/{subject}")
+@routes.delete("/subjects/{subject:[^/]+}")
 async def delete_subject(request: web.Request) -> web.Response:
     deleted = request.app[STORE].delete_subject(request.match_info["subject"], _flag(request, "permanent"))
     return _answer(deleted)
 
 
-@routes.delete("/subjects/{subject}/versions/{version}")
+@routes.delete("/subjects/{subject:[^/]+}/versions/{version}")
 async def delete_version(request: web.Request) -> web.Response:
     deleted = request.app[STORE].delete_version(
         request.match_info["subject"], request.match_info["version"], _flag(request, "permanent")
@@ -177,8 +177,8 @@ async def delete_version(request: web.Request) -> web.Response:
     return _answer(deleted)
 
 
-@routes.post("/compatibility/subjects/{subject}/versions")
-@routes.post("/compatibility/subjects/{subject}/versions/{version}")
+@routes.post("/compatibility/subjects/{subject:[^/]+}/versions")
+@routes.post("/compatibility/subjects/{subject:[^/]+}/versions/{version}")
 async def compatibility(request: web.Request) -> web.Response:
     faults = request.app[STORE].compatibility(
         request.match_info["subject"], await _schema_text(request), request.match_info.get("version")
@@ -190,7 +190,7 @@ async def compatibility(request: web.Request) -> web.Response:
 
 
 @routes.get("/config")
-@routes.get("/config/{subject}")
+@routes.get("/config/{subject:[^/]+}")
 async def config(request: web.Request) -> web.Response:
     subject = request.match_info.get("subject")
     own = subject is not None and not _flag(request, "defaultToGlobal")
@@ -198,7 +198,7 @@ async def config(request: web.Request) -> web.Response:
 
 
 @routes.put("/config")
-@routes.put("/config/{subject}")
+@routes.put("/config/{subject:[^/]+}")
 async def set_config(request: web.Request) -> web.Response:
     level = str((await _body(request)).get("compatibility")).upper()
     request.app[STORE].set_level(request.match_info.get("subject"), level)
@@ -206,13 +206,13 @@ async def set_config(request: web.Request) -> web.Response:
 
 
 @routes.delete("/config")
-@routes.delete("/config/{subject}")
+@routes.delete("/config/{subject:[^/]+}")
 async def delete_config(request: web.Request) -> web.Response:
     return _answer({"compatibilityLevel": request.app[STORE].delete_level(request.match_info.get("subject"))})
 
 
 @routes.get("/mode")
-@routes.get("/mode/{subject}")
+@routes.get("/mode/{subject:[^/]+}")
 async def mode(request: web.Request) -> web.Response:
     subject = request.match_info.get("subject")
     own = subject is not None and not _flag(request, "defaultToGlobal")
@@ -220,13 +220,13 @@ async def mode(request: web.Request) -> web.Response:
 
 
 @routes.put("/mode")
-@routes.put("/mode/{subject}")
+@routes.put("/mode/{subject:[^/]+}")
 async def set_mode(request: web.Request) -> web.Response:
     wanted = str((await _body(request)).get("mode")).upper()
     request.app[STORE].set_mode(request.match_info.get("subject"), wanted)
     return _answer({"mode": wanted})
 
 
-@routes.delete("/mode/{subject}")
+@routes.delete("/mode/{subject:[^/]+}")
 async def delete_mode(request: web.Request) -> web.Response:
     return _answer({"mode": request.app[STORE].delete_mode(request.match_info["subject"])})
