@@ -124,6 +124,11 @@ class SpanWriter:
         if self._flight.pending or self._flight.failed:
             await asyncio.to_thread(self.flush, timeout_seconds)
 
+    def lost(self, why: str) -> None:
+        """A span of this attempt could not be written: the next ``flush`` raises."""
+        self._flight.board()
+        self._flight.landed(why)
+
     def _landed(self, error: Any, _: Any) -> None:
         self._flight.landed(None if error is None else f"span of {self.attempt_id}: {error.str()}")
 
