@@ -40,6 +40,7 @@ class Settings:
     upstream_url: str = _setting(
         "http://127.0.0.1:8000/v1", "OpenAI-compatible inference server behind the gateway."
     )
+    upstream_model: str = _setting("policy", "Model agents are given when their rollout names no resources.")
     upstream_api_key: str = _setting("", "Bearer key sent to the inference server.", secret=True)
     gateway_token: str = _setting(
         "", "Bearer token that callers of the gateway must show; needed beyond loopback.", secret=True

@@ -101,6 +101,11 @@ class LLM(Resource):
     api_key: str | None = None
     sampling_parameters: dict[str, Any] = {}
 
+    @property
+    def base_url(self) -> str:
+        """``get_base_url()``: what an agent that was given an ``llm`` hands to its OpenAI client."""
+        return self.get_base_url()
+
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Base URL for an OpenAI client."""
         return self.endpoint

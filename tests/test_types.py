@@ -40,6 +40,7 @@ def test_proxy_addresses(endpoint: str, bound: str) -> None:
     assert proxy.get_base_url("ro-1", "at-1") == bound
     llm = proxy.with_attempted_rollout(AttemptedRollout(rollout_id="ro-1", input=1, start_time=1.0, attempt=ATTEMPT))
     assert (type(llm), llm.endpoint, llm.model, llm.api_key) == (LLM, bound, "m", "k")
+    assert (llm.base_url, proxy.base_url) == (bound, endpoint)
     llm.sampling_parameters["top_p"] = 1.0
     assert proxy.sampling_parameters == {"top_p": 0.5}
 

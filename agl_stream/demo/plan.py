@@ -12,7 +12,7 @@ from agl_stream.supervise import ProcessSpec
 
 SERVED_NAME = "policy"
 SAMPLING = {"temperature": 1.0, "max_tokens": 4}
-AGENT = "agl_stream.demo.agent:tool_agent"
+AGENT = "agl_stream.demo.agent:calculator_agent"
 
 
 @dataclass(frozen=True)

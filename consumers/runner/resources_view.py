@@ -19,7 +19,9 @@ class ResourcesView:
     Keeps the text of the latest versions published (bounded) and parses on demand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, default: NamedResources | None = None) -> None:
+        """``default``: what a rollout runs with that was accepted before any resources were published."""
+        self._default = default or {}
         self._texts: OrderedDict[tuple[str, int], str] = OrderedDict()
         self._latest: dict[str, int] = {}
         self._parsed: OrderedDict[tuple[str, int], NamedResources] = OrderedDict()
@@ -42,12 +44,12 @@ class ResourcesView:
         return resources_id is None or self._find(resources_id, version) is not None
 
     async def get(self, resources_id: str | None, version: int | None, wait_seconds: float) -> NamedResources:
-        """The named resources (a fresh dict); version None is the latest of that id, id None is no resources.
+        """The named resources (a fresh dict); version None is the latest of that id, id None the default.
 
         Raises NotFound when they have not been seen after ``wait_seconds``, UsageError when they do not parse.
         """
         if resources_id is None:
-            return {}
+            return dict(self._default)
         key = self._find(resources_id, version)
         if key is None:
             try:

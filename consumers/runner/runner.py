@@ -27,6 +27,7 @@ from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.registry import Registry, RegistryClient
 from agl_stream.settings import Settings
+from agl_stream.types import NamedResources, ProxyLLM
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Runner:
         self._registry = registry or RegistryClient(settings.registry_url, namespace=settings.namespace)
         self._on_ready = on_ready
         self._host = AgentHost()
-        self._resources = ResourcesView()
+        self._resources = ResourcesView(_gateway_resources(settings))
         self._cancelled = CancelledRollouts()
         self._held: dict[str, HeldAttempt] = {}
         self._held_rollouts: Counter[str] = Counter()
@@ -260,6 +261,12 @@ class Runner:
                 agent_loop_lag_seconds=round(self._host.lag_seconds, 3),
             ),
         )
+
+
+def _gateway_resources(settings: Settings) -> NamedResources:
+    """The model behind the gateway, so that an agent runs before anybody has published resources."""
+    endpoint = settings.gateway_url.rstrip("/") + "/v1"
+    return {"llm": ProxyLLM(endpoint=endpoint, model=settings.upstream_model)}
 
 
 def _failure_of(task: asyncio.Task[Any]) -> BaseException | None:

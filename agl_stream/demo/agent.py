@@ -1,0 +1,1 @@
+../../examples/01_tool_agent/agent.py
