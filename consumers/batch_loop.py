@@ -42,6 +42,7 @@ _T = TypeVar("_T")
 _TRANSIENT = (EngineUnreachable, DeliveryFailed, BufferFull, TimeoutError)
 _SLOW_SECONDS = 1.0
 _RETRY_SECONDS = (0.2, 5.0)
+_ASK_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -143,19 +144,44 @@ class BatchLoop:
         if self._failure is not None:
             raise self._failure
 
-    def end_offsets(self, partitions: Iterable[Partition], timeout_seconds: float = 10.0) -> dict[Partition, int]:
-        """The end of each partition as of now, in one request; for the handler's thread. Raises EngineUnreachable."""
-        asked = [TopicPartition(self._settings.topic(p.topic), p.number, -1) for p in partitions]
+    # for the handler, on its thread
+
+    def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The end of each partition (of any topic) as of now, in one request. Raises EngineUnreachable."""
+        asked = list(partitions)
+        wire = [TopicPartition(self._settings.topic(p.topic), p.number, -1) for p in asked]
+        answers = self._ask(lambda: self._consumer.offsets_for_times(wire, timeout=_ASK_SECONDS))
+        return {partition: answer.offset for partition, answer in zip(asked, answers, strict=True)}
+
+    def committed_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What the group has committed; partitions without a commit are left out. Raises EngineUnreachable."""
+        asked = list(partitions)
+        wire = self._wire_partitions(asked)
+        answers = self._ask(lambda: self._consumer.committed(wire, timeout=_ASK_SECONDS))
+        return {p: answer.offset for p, answer in zip(asked, answers, strict=True) if answer.offset >= 0}
+
+    def partition_count(self, topic: str) -> int:
+        """Partitions of a topic (name without namespace). Raises EngineUnreachable, also when it does not exist."""
+        wire = self._settings.topic(topic)
         try:
-            found = self._consumer.offsets_for_times(asked, timeout=timeout_seconds)
+            found = self._consumer.list_topics(wire, timeout=_ASK_SECONDS).topics[wire]
         except KafkaException as error:
-            raise EngineUnreachable(f"cannot read the ends of {self._group}'s partitions: {error}") from None
-        ends: dict[Partition, int] = {}
-        for answer in found:
+            raise EngineUnreachable(f"the broker does not answer about {wire}: {error.args[0].str()}") from None
+        if found.error is not None or not found.partitions:
+            raise EngineUnreachable(f"topic {wire} does not exist yet; run `agl-stream topics apply`")
+        return len(found.partitions)
+
+    def _ask(self, question: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:
+        try:
+            answers = question()
+        except KafkaException as error:
+            raise EngineUnreachable(
+                f"the broker does not answer about offsets of {self._group}: {error.args[0].str()}"
+            ) from None
+        for answer in answers:
             if answer.error is not None:
-                raise EngineUnreachable(f"cannot read the end of {answer.topic}[{answer.partition}]: {answer.error}")
-            ends[self._partition_of(answer)] = answer.offset
-        return ends
+                raise EngineUnreachable(f"no offset of {answer.topic} partition {answer.partition}: {answer.error}")
+        return answers
 
     # intake
 

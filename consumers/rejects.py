@@ -33,11 +33,16 @@ class RejectLimits:
 class Source(Protocol):
     """Where a reject comes from: a Record, or anything with its position and bytes."""
 
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes: ...
 
 
 def reject_event(

@@ -1,0 +1,1 @@
+"""The joiner: spans of a closed attempt become triplets, once, and again when something arrives late."""

@@ -1,0 +1,53 @@
+"""The joiner wired to the log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from agl_stream.consumers.batch_loop import BatchLoop
+from agl_stream.consumers.rejects import RejectLimits, Rejects
+from agl_stream.producers.event_producer import EventProducer
+from agl_stream.schemas.codec import Codec
+from agl_stream.schemas.registry import RegistryClient
+from agl_stream.settings import Settings
+from agl_stream.streams.joiner.adapter_llm_calls import LlmCalls
+from agl_stream.streams.joiner.handler import JoinerHandler, Outgoing
+from agl_stream.streams.store import open_store
+
+
+def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], None] | None = None) -> None:
+    """Join the spans of every closed rollout into TripletsJoined until ``stop`` is set; blocks. ``ready`` is called
+    once, when partitions are assigned.
+
+    Any number of joiners may run; the group shares the partitions. After a restart, and for late spans, the state
+    store is read, so a sink must run somewhere. Raises TooManyRejects and SettingError; a broker or store that is
+    away is waited for.
+    """
+    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    store = open_store(settings, read_only=True)
+    try:
+        with EventProducer(settings, name="joiner", codec=codec, linger_ms=1.0) as producer:
+
+            def write(outgoing: list[Outgoing]) -> None:
+                for topic, event, partition in outgoing:
+                    producer.send(topic, event, partition=partition)
+                producer.flush()
+
+            limits = RejectLimits(consecutive=settings.reject_limit_consecutive)
+            rejects = Rejects(producer, rejected_by="joiner", limits=limits)
+            handler = JoinerHandler(store, write, LlmCalls())
+            loop = BatchLoop(
+                settings,
+                group="joiner",
+                topics=("spans", "rollouts"),
+                handler=handler,
+                codec=codec,
+                rejects=rejects,
+                poll_seconds=0.05,
+                partition_eof=True,
+            )
+            handler.read_from(loop)
+            loop.run(stop, ready)
+    finally:
+        store.close()
