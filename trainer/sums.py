@@ -9,9 +9,10 @@ from pathlib import Path
 HELD_OUT = 16
 
 
-def split(seed: int = 0) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
-    """(84 training tasks, 16 held-out tasks), each ``{"a": digit, "b": digit}``; the seed decides which."""
-    pairs = [{"a": a, "b": b} for a in range(10) for b in range(10)]
+def split(seed: int = 0) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """(84 training tasks, 16 held-out tasks), each ``{"question": "3+4=", "answer": "7"}``; the seed decides
+    which."""
+    pairs = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
     random.Random(seed).shuffle(pairs)
     return pairs[HELD_OUT:], pairs[:HELD_OUT]
 

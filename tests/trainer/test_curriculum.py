@@ -81,7 +81,9 @@ def test_a_bad_task_file_names_the_line(tmp_path: Path) -> None:
 def test_the_sums_are_split_once_and_for_all(tmp_path: Path) -> None:
     train, held_out = split(0)
     assert (len(train), len(held_out)) == (84, 16)
-    assert {(t["a"], t["b"]) for t in train + held_out} == {(a, b) for a in range(10) for b in range(10)}
+    assert {(t["question"], t["answer"]) for t in train + held_out} == {
+        (f"{a}+{b}=", str(a + b)) for a in range(10) for b in range(10)
+    }
     paths = write_tasks(tmp_path, 0)
     assert [t["input"] for t in read_tasks(paths[0])] == train
     assert [t["input"] for t in read_tasks(paths[1])] == held_out
