@@ -95,6 +95,7 @@ class Cluster:
                 isolation_level=isolation,
                 enable_partition_eof=True,
                 enable_auto_commit=False,
+                fetch_wait_max_ms=10,  # the end is reported by an empty answer
                 **settings,
             )
         )
