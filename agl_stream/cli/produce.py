@@ -31,7 +31,7 @@ def command(
     resources_id: str | None,
     raw: bool,
     output: str,
-) -> int:
+) -> None:
     """Enqueue one rollout for each line of FILE.jsonl, or of stdin (-).
 
     A line that is an object with any of the keys input, rollout_id, mode, resources_id, resources_version, config,
@@ -65,7 +65,7 @@ def command(
     else:
         lines = "line" if outcome.rejected == 1 else "lines"
         click.echo(f"{outcome.produced:,} rollouts enqueued, {outcome.rejected:,} {lines} rejected")
-    return 1 if outcome.rejected else 0
+    click.get_current_context().exit(1 if outcome.rejected else 0)
 
 
 @contextmanager
