@@ -94,7 +94,8 @@ class DispatchConsumer:
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             session_timeout_ms=session_ms,
-            heartbeat_interval_ms=max(session_ms // 5, 100),
+            # a member hears of a rebalance with its next heartbeat, and all others wait for it
+            heartbeat_interval_ms=max(min(session_ms // 5, 1000), 100),
             # how long the group waits for this member to come back in a rebalance; our listener never needs more
             rebalance_timeout_ms=int((_HANDOVER_SECONDS + settings.session_timeout_seconds) * 1000),
             max_poll_interval_ms=int(MAX_POLL_INTERVAL_SECONDS * 1000),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,15 +13,6 @@ from agl_stream.schemas.events import Event
 from agl_stream.types import Span, SpanCoreFields
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[2] / "agents"), "/agl_stream/")
-_KINDS = {
-    semconv.SPAN_ANNOTATION: "annotation",
-    semconv.SPAN_MESSAGE: "message",
-    semconv.SPAN_OBJECT: "object",
-    semconv.SPAN_EXCEPTION: "exception",
-    semconv.SPAN_OPERATION: "operation",
-    semconv.SPAN_REWARD: "reward",
-}
-_REWARD_VALUE = f"{semconv.REWARD}.0.value"
 
 
 def exception_fields(error: BaseException) -> Event:
@@ -42,11 +32,26 @@ def returned_span_fields(span: Any) -> Event:
 
     Raises TypeError or ValueError for attributes that have no JSON form.
     """
-    if isinstance(span, SpanCoreFields):
-        return _fields(span)
+    # imported here: OpenTelemetry is heavy, and few agents return spans
+    from agl_stream.producers.otel.convert import event_of, typed_fields
+
+    if not isinstance(span, Span | SpanCoreFields):
+        fields = event_of(span, "", "")
+        del fields["sequence_id"]
+        return fields
+    fields: Event = {
+        "name": span.name,
+        "status": span.status.status_code.lower(),
+        "status_description": span.status.description,
+        **typed_fields(span.name, span.attributes),
+        "attributes": json_text.dumps(span.attributes),
+    }
+    if span.start_time is not None:
+        fields["started_at_us"] = int(span.start_time * 1e6)
+    if span.end_time is not None:
+        fields["ended_at_us"] = int(span.end_time * 1e6)
     if isinstance(span, Span):
-        return {
-            **_fields(span),
+        fields |= {
             "span_id": span.span_id,
             "trace_id": span.trace_id,
             "parent_id": span.parent_id,
@@ -54,53 +59,7 @@ def returned_span_fields(span: Any) -> Event:
             "links": json_text.dumps(span.links),
             "resource": span.resource.model_dump_json(),
         }
-    return _opentelemetry_fields(span)
-
-
-def _fields(span: Span | SpanCoreFields) -> Event:
-    fields: Event = {
-        "name": span.name,
-        "status": span.status.status_code.lower(),
-        "status_description": span.status.description,
-        "attributes": json_text.dumps(span.attributes),
-        **_meaning(span.name, span.attributes),
-    }
-    if span.start_time is not None:
-        fields["started_at_us"] = int(span.start_time * 1e6)
-    if span.end_time is not None:
-        fields["ended_at_us"] = int(span.end_time * 1e6)
     return fields
-
-
-def _opentelemetry_fields(span: Any) -> Event:
-    context, status = span.get_span_context(), span.status
-    own = json.loads(span.to_json())
-    fields: Event = {
-        "name": span.name,
-        "status": status.status_code.name.lower(),
-        "status_description": status.description,
-        "attributes": json_text.dumps(own.get("attributes") or {}),
-        "events": json_text.dumps(own.get("events") or []),
-        "links": json_text.dumps(own.get("links") or []),
-        "resource": json_text.dumps(own.get("resource") or {}),
-        "span_id": f"{context.span_id:016x}",
-        "trace_id": f"{context.trace_id:032x}",
-        "parent_id": None if span.parent is None else f"{span.parent.span_id:016x}",
-        **_meaning(span.name, own.get("attributes") or {}),
-    }
-    if span.start_time is not None:
-        fields["started_at_us"] = span.start_time // 1000
-    if span.end_time is not None:
-        fields["ended_at_us"] = span.end_time // 1000
-    return fields
-
-
-def _meaning(name: str, attributes: dict[str, Any]) -> Event:
-    """The typed fields the system reads: what the span is, and its reward. A reward may travel on an annotation."""
-    reward = attributes.get(_REWARD_VALUE)
-    if isinstance(reward, int | float):
-        return {"kind": "reward", "reward": float(reward)}
-    return {"kind": _KINDS.get(name, "other")}
 
 
 def _agents_frames(frames: TracebackType | None) -> TracebackType | None:

@@ -53,9 +53,14 @@ def _unreachable(settings: Settings, connected: bool) -> EngineUnreachable:
 _gate = FloodGate()
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    return "because it is rebalancing" not in str(record.msg)
+
+
 def calm_client_logs() -> None:
-    """aiokafka says the same ten times a second while a broker is away; once in a while is enough."""
+    """aiokafka warns of every rebalance, and says the same ten times a second while a broker is away."""
     for name in list(logging.root.manager.loggerDict):
         if name == "aiokafka" or name.startswith("aiokafka."):
             # adding a filter a second time changes nothing
+            logging.getLogger(name).addFilter(_is_news)
             logging.getLogger(name).addFilter(_gate)
