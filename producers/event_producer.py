@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import logging
 import os
-import socket
 import threading
 import time
 import weakref
@@ -25,6 +22,7 @@ from agl_stream.errors import (
     SettingError,
     UsageError,
 )
+from agl_stream.producers.client_config import client_config, instance, version
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.producers.delivery import Flight, LoopBridge, OnDelivery, describe
 from agl_stream.schemas.clock import now_us
@@ -60,10 +58,10 @@ class EventProducer:
         latency matters more than batches. Connects in the background; ``check`` says whether a broker is there."""
         self._settings = settings
         self._codec = codec or Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
-        self._identity = {"name": name, "instance": _instance(), "version": _version()}
+        self._identity = {"name": name, "instance": instance(), "version": version()}
         self._log = client_logger(name)
         self._wire: dict[str, tuple[str, Encoder]] = {}
-        self._config = _client_config(settings, name, linger_ms)
+        self._config = client_config(settings, name, linger_ms)
         self._client = self._connect()
         self._retired: list[Producer] = []
         self._revivals: list[float] = []
@@ -96,6 +94,12 @@ class EventProducer:
                 f"within {self._settings.connect_timeout_seconds:g} s ({error.args[0].str()}); start one with "
                 "`agl-stream up`, or set AGL_STREAM_BOOTSTRAP_SERVERS"
             ) from None
+
+    def warm(self, *topics: str) -> None:
+        """Get the schema ids of ``topics`` now, so that no event loop waits for the registry at its first event.
+        Raises EngineUnreachable."""
+        for topic in topics:
+            self._wire[topic] = self._wire_of(topic)
 
     def send(
         self,
@@ -304,6 +308,8 @@ class EventProducer:
         try:
             if on_delivery is not None:
                 on_delivery(error, message)
+        except Exception:  # noqa: BLE001 it would end the thread that serves every other event's callback
+            self._log.exception("on_delivery of an event for %s failed", record[0])
         finally:
             flight.landed(failure)
 
@@ -323,7 +329,8 @@ class EventProducer:
         if error.code() not in (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             return False
         try:
-            return not self._closing.is_set() and self._try_produce(record, callback)
+            # the first try may find that the client it speaks to is dead, too, and put a new one in its place
+            return not self._closing.is_set() and any(self._try_produce(record, callback) for _ in range(2))
         except AglStreamError:
             return False
 
@@ -363,37 +370,6 @@ class EventProducer:
                     self._retired.remove(retired)
 
 
-def _client_config(settings: Settings, name: str, linger_ms: float | None) -> dict[str, Any]:
-    timeout_ms = int(settings.delivery_timeout_seconds * 1000)
-    return {
-        "bootstrap.servers": settings.bootstrap_servers,
-        "client.id": f"agl-{name}",
-        "enable.idempotence": True,
-        "acks": "all",
-        # as Java clients do, so that a rollout's events meet in one partition number whoever writes them
-        "partitioner": "murmur2_random",
-        "linger.ms": settings.linger_ms if linger_ms is None else linger_ms,
-        "compression.type": settings.compression,
-        "message.timeout.ms": timeout_ms,
-        "request.timeout.ms": min(30_000, timeout_ms),
-        "message.max.bytes": settings.max_record_bytes + 1024,
-        "queue.buffering.max.messages": settings.buffer_events,
-        "queue.buffering.max.kbytes": max(settings.buffer_bytes // 1024, 1),
-        # a broker that restarts is found again within a second
-        "reconnect.backoff.ms": 50,
-        "reconnect.backoff.max.ms": 1000,
-        "retry.backoff.ms": 50,
-        "retry.backoff.max.ms": 1000,
-        "topic.metadata.propagation.max.ms": 5000,
-        "socket.keepalive.enable": True,
-        "error_cb": partial(_on_client_error, client_logger(name)),
-    }
-
-
-def _on_client_error(logger: logging.Logger, error: KafkaError) -> None:
-    logger.warning("%s (%s)", error.str(), error.name())
-
-
 def _key_of(topic: str, event: Event) -> str:
     """A topic's key, from the event."""
     if topic == "triplets":
@@ -403,17 +379,6 @@ def _key_of(topic: str, event: Event) -> str:
     if topic == "rejects":
         return event["event_id"]
     return event[TOPICS[topic].key]
-
-
-def _instance() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{time.time_ns() // 1_000_000:x}"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("agl-stream")
-    except importlib.metadata.PackageNotFoundError:
-        return "unpackaged"
 
 
 def _refuse_after_fork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, producer: EventProducer) -> None:
         self._settings = settings
+        self._producer = producer
         self._upstream = Upstream(settings)
         self._recorder = Recorder(producer)
         self._relay = Relay(self._upstream, self._recorder)
@@ -44,8 +46,9 @@ class Gateway:
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address; port 0 takes a free one. Raises SettingError for an open binding without
-        a token, PortInUse."""
+        a token, PortInUse, EngineUnreachable when the registry does not answer."""
         check_binding(host, self._settings.gateway_token)
+        await asyncio.to_thread(self._producer.warm, "spans")
         await self._upstream.open()
         self._runner = web.AppRunner(
             self._application(),

@@ -69,6 +69,8 @@ def test_wrong_usage_and_missing_engines_have_their_exit_codes(environment, tmp_
     assert away.returncode == 3 and "AGL_STREAM_BOOTSTRAP_SERVERS" in away.stderr
     away = run(["gateway", "--port", "0"], {**environment, "AGL_STREAM_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
     assert away.returncode == 3 and "AGL_STREAM_BOOTSTRAP_SERVERS" in away.stderr
+    away = run(["gateway", "--port", "0"], {**environment, "AGL_STREAM_REGISTRY_URL": "http://127.0.0.1:1"})
+    assert away.returncode == 3 and "AGL_STREAM_REGISTRY_URL" in away.stderr
     bare = run(["gateway", "--host", "0.0.0.0", "--port", "0"], environment)
     assert bare.returncode == 2 and "AGL_STREAM_GATEWAY_TOKEN" in bare.stderr
 

@@ -22,6 +22,7 @@ from agl_stream.errors import (
     UsageError,
 )
 from agl_stream.infra.embedded.testing import BrokerThread
+from agl_stream.producers.delivery import Flight
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.events import current
@@ -110,6 +111,15 @@ def test_wrong_events_raise_at_once(producer, rollout_id):
     with pytest.raises(EncodeError, match="span_id"):
         producer.send("spans", {"rollout_id": rollout_id, "attempt_id": "at-1"})
     producer.flush()
+
+
+def test_a_callback_that_raises_harms_nobody_else(producer, rollout_id):
+    def callback(*_: object) -> None:
+        raise RuntimeError("mine")
+
+    producer.send("spans", span(rollout_id), on_delivery=callback)
+    producer.flush()
+    producer.deliver("spans", [(rollout_id, span(rollout_id, 1))])
 
 
 def test_an_oversized_record_names_the_settings(producer, rollout_id):
@@ -229,14 +239,24 @@ class DeadClient:
 
 def test_a_client_with_a_fatal_error_is_replaced_but_not_for_ever(settings: Settings, log: Log, rollout_id):
     with EventProducer(settings, name="tests") as producer:
-        for number in range(5):
+        for number in range(4):
             # the living client has nothing outstanding at this moment, so nothing is lost by taking it away
             producer._client = DeadClient()  # type: ignore[assignment]
             producer.send("spans", span(rollout_id, number))
             producer.flush()
         assert asyncio.run(producer.adeliver("spans", span(rollout_id, 5)))[1] >= 0
         producer.flush()
-        assert [event["sequence_id"] for event in log.events("spans", rollout_id, 6)] == list(range(6))
+        assert [event["sequence_id"] for event in log.events("spans", rollout_id, 5)] == [0, 1, 2, 3, 5]
+        # what fell with a dead client is sent again with a living one
+        heard: list[object] = []
+        record = producer._record("spans", span(rollout_id, 6), None, None)
+        producer._client = DeadClient()  # type: ignore[assignment]
+        flight = Flight()
+        flight.board()
+        fell = KafkaError(KafkaError._PURGE_QUEUE)
+        producer._landed(flight, lambda error, _: heard.append(error), record, fell, None)
+        assert flight.wait(time.monotonic() + 20) and heard == [None] and flight.failed == 0
+        assert log.events("spans", rollout_id, 6)[-1]["sequence_id"] == 6
         alive, producer._client = producer._client, DeadClient()  # type: ignore[assignment]
         with pytest.raises(DeliveryFailed, match="5 times within a minute"):
             producer.send("spans", span(rollout_id))
