@@ -59,13 +59,13 @@ def _set_log_level(context: click.Context, parameter: click.Parameter, count: in
     # Given both before and after the verb, the two add up.
     meta = context.find_root().meta
     meta["agl_stream.verbose"] = meta.get("agl_stream.verbose", 0) + count
-    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(meta["agl_stream.verbose"], 2)]
+    libraries = logging.DEBUG if meta["agl_stream.verbose"] > 1 else logging.WARNING
     logging.basicConfig(
-        stream=sys.stderr,
-        level=level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
+        stream=sys.stderr, level=libraries, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    # What libraries tell of themselves at INFO would bury what this system has to tell.
+    own = [logging.WARNING, logging.INFO, logging.DEBUG][min(meta["agl_stream.verbose"], 2)]
+    logging.getLogger("agl_stream").setLevel(own)
 
 
 def load_settings(**overrides: Any) -> Settings:

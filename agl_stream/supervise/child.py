@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -13,6 +14,8 @@ from typing import IO
 from agl_stream.supervise.bounded_log import BoundedLog
 from agl_stream.supervise.orphan import PARENT_PID_VARIABLE
 from agl_stream.supervise.usage import ProcessUsage, of_living
+
+_READY = re.compile(rb"\bready\b")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Child:
     def _read_stdout(self, stream: IO[bytes]) -> None:
         for line in stream:
             self._log.write(line)
-            if self.ready_line is None and b"ready" in line.split():
+            if self.ready_line is None and _READY.search(line):
                 self.ready_line = line.decode("utf-8", "replace").strip()
                 self._on_ready(self)
 

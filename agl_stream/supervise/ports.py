@@ -40,14 +40,10 @@ def free_ports(count: int, *, without: Collection[int] = ()) -> list[int]:
             found.append(port)
             if len(found) == count:
                 return found
-    raise PortInUse(
-        f"no {count} free ports on {HOST} between {_FIRST_PORT} and {_LAST_PORT}: stop something there"
-    )
+    raise PortInUse(f"no {count} free ports on {HOST} between {_FIRST_PORT} and {_LAST_PORT}: stop something there")
 
 
-def claim_port(
-    wanted: int | None, default: int, *, option: str, taken: Collection[int] = ()
-) -> tuple[int, bool]:
+def claim_port(wanted: int | None, default: int, *, option: str, taken: Collection[int] = ()) -> tuple[int, bool]:
     """The port to use and whether it replaces a default that is taken.
 
     An explicitly `wanted` port that is in use is an error that names `option`; a default that is in

@@ -157,9 +157,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
             for child in children:
                 if not child.wait_gone(child.spec.stop_timeout_seconds):
-                    self._notify(
-                        f"{child.spec.name} did not stop in {child.spec.stop_timeout_seconds:g} s: killed"
-                    )
+                    self._notify(f"{child.spec.name} did not stop in {child.spec.stop_timeout_seconds:g} s: killed")
                     child.signal(signal.SIGKILL)
                     child.wait_gone(child.spec.stop_timeout_seconds)
         self._inbox.put(self._quit)
@@ -259,9 +257,7 @@ class Supervisor:
             return
         delay = self._policy.delay_seconds(managed.recent_deaths)
         if delay is None:
-            managed.failure = (
-                f"{name} {how}, {managed.death_count} times by now: given up" + self._last_lines(managed)
-            )
+            managed.failure = f"{name} {how}, {managed.death_count} times by now: given up" + self._last_lines(managed)
             self._notes.append(managed.failure)
             return
         self._notes.append(f"{name} {how}; starting it again in {delay:g} s (log: {managed.log.path})")
@@ -271,9 +267,7 @@ class Supervisor:
         for managed in self._managed.values():
             if managed.child and managed.ready_deadline is not None and managed.ready_deadline <= now:
                 managed.ready_deadline = None
-                managed.log.write(
-                    b"(killed: not ready within %g s)" % (managed.spec.ready_timeout_seconds or 0.0)
-                )
+                managed.log.write(b"(killed: not ready within %g s)" % (managed.spec.ready_timeout_seconds or 0.0))
                 managed.child.signal(signal.SIGKILL)
 
     def _last_lines(self, managed: _Managed) -> str:

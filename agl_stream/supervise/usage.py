@@ -18,9 +18,7 @@ class ProcessUsage:
 
     def plus(self, other: ProcessUsage) -> ProcessUsage:
         """CPU seconds add up over incarnations; the greatest resident size is kept."""
-        return ProcessUsage(
-            self.cpu_seconds + other.cpu_seconds, max(self.max_rss_bytes, other.max_rss_bytes)
-        )
+        return ProcessUsage(self.cpu_seconds + other.cpu_seconds, max(self.max_rss_bytes, other.max_rss_bytes))
 
 
 def of_living(pid: int) -> ProcessUsage:
