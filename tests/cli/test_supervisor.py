@@ -61,7 +61,8 @@ def supervisor(tmp_path: Path, notes: list[str]) -> Iterator[Supervisor]:
 def test_start_waits_for_the_ready_line(supervisor: Supervisor) -> None:
     supervisor.start(
         python(
-            "import time; time.sleep(0.3); print('already late', flush=True); print('is ready: now', flush=True); time.sleep(600)"
+            "import time; time.sleep(0.3); print('already late', flush=True)\n"
+            "print('is ready: now', flush=True); time.sleep(600)"
         )
     )
     assert supervisor.ready_line("thing") == "is ready: now"
