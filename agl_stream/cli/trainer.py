@@ -35,7 +35,9 @@ def _parse_sampling(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--learner-id", default="learner", show_default=True, help="Name of this learner and of its folder.")
 @click.option("--run-id", help="Run its rollouts belong to.  [default: the learner id]")
 @click.option("--resources-id", default="policy", show_default=True, help="Resources whose versions it publishes.")
-@click.option("--served-model-name", default="policy", show_default=True, help="The model's name at the server.")
+@click.option(
+    "--served-model-name", "served_name", default="policy", show_default=True, help="The model's name at the server."
+)
 @click.option(
     "--sampling",
     default="{}",
