@@ -113,6 +113,7 @@ class BatchLoop:
         self._stop = threading.Event()
         self._ready: Callable[[], None] | None = None
         self._consumer: Consumer
+        self._asker: Consumer
         self._worker: ThreadPoolExecutor
 
     def run(self, stop: threading.Event, ready: Callable[[], None] | None = None) -> None:
@@ -124,6 +125,9 @@ class BatchLoop:
         self._stop, self._ready = stop, ready
         config = consumer_config(self._settings, group=self._group, logger=self._log, partition_eof=self._partition_eof)
         self._consumer = Consumer({**config, "on_commit": self._on_commit}, logger=self._log)
+        # The client lets one thread at a time into a consumer, and a rebalance callback counts as inside: what the
+        # handler's thread asks during an assignment would wait for the callback that waits for it.
+        self._asker = Consumer(config, logger=self._log)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"agl-{self._group}")
         try:
             self._consumer.subscribe(
@@ -141,6 +145,7 @@ class BatchLoop:
                 self._consumer.close()
             finally:
                 self._worker.shutdown(wait=True, cancel_futures=True)
+                self._asker.close()
         if self._failure is not None:
             raise self._failure
 
@@ -150,21 +155,21 @@ class BatchLoop:
         """The end of each partition (of any topic) as of now, in one request. Raises EngineUnreachable."""
         asked = list(partitions)
         wire = [TopicPartition(self._settings.topic(p.topic), p.number, -1) for p in asked]
-        answers = self._ask(lambda: self._consumer.offsets_for_times(wire, timeout=_ASK_SECONDS))
+        answers = self._ask(lambda: self._asker.offsets_for_times(wire, timeout=_ASK_SECONDS))
         return {partition: answer.offset for partition, answer in zip(asked, answers, strict=True)}
 
     def committed_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """What the group has committed; partitions without a commit are left out. Raises EngineUnreachable."""
         asked = list(partitions)
         wire = self._wire_partitions(asked)
-        answers = self._ask(lambda: self._consumer.committed(wire, timeout=_ASK_SECONDS))
+        answers = self._ask(lambda: self._asker.committed(wire, timeout=_ASK_SECONDS))
         return {p: answer.offset for p, answer in zip(asked, answers, strict=True) if answer.offset >= 0}
 
     def partition_count(self, topic: str) -> int:
         """Partitions of a topic (name without namespace). Raises EngineUnreachable, also when it does not exist."""
         wire = self._settings.topic(topic)
         try:
-            found = self._consumer.list_topics(wire, timeout=_ASK_SECONDS).topics[wire]
+            found = self._asker.list_topics(wire, timeout=_ASK_SECONDS).topics[wire]
         except KafkaException as error:
             raise EngineUnreachable(f"the broker does not answer about {wire}: {error.args[0].str()}") from None
         if found.error is not None or not found.partitions:
