@@ -1,4 +1,4 @@
-"""The Faust application of the lifecycle: one agent over three topics, one table. Only wiring."""
+"""The Faust application of the lifecycle: one agent over three topics. Only wiring."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
 from agl_stream.streams.lifecycle.batch import INPUTS
 
-STORES = {"memory": "memory://", "rocksdb": "rocksdb://?driver=rocksdict"}
+STORES = ("memory", "rocksdb")
 _NEVER_SECONDS = 30 * 86_400.0
-_ROCKS_CACHE_BYTES = 64 * 1024 * 1024
 
 
 def changelog_topic(settings: Settings) -> str:
@@ -31,6 +30,8 @@ def prepare_topics(settings: Settings) -> int:
     Raises EngineUnreachable when the broker does not answer or a topic is missing, SettingError when the partition
     counts differ: a rollout's events could not meet.
     """
+    if settings.lifecycle_store not in STORES:
+        raise SettingError(f"AGL_STREAM_LIFECYCLE_STORE={settings.lifecycle_store!r} is none of {', '.join(STORES)}")
     admin = AdminClient(
         {"bootstrap.servers": settings.bootstrap_servers, "client.id": "agl-lifecycle-admin"},
         logger=client_logger("lifecycle-admin"),
@@ -82,18 +83,15 @@ def _create(admin: AdminClient, topic: NewTopic) -> None:
             raise
 
 
-def build_app(settings: Settings, *, instance: str, partitions: int, folder: Path) -> tuple[Any, Any, Any]:
-    """(app, channel of the inputs, table). ``instance`` names this process in the group for ever.
+def build_app(settings: Settings, *, instance: str, partitions: int, folder: Path) -> tuple[Any, Any]:
+    """(app, channel of the inputs). ``instance`` names this process in the group for ever.
 
     Offsets are committed by the caller, for Faust's own bookkeeping loses its way where a rebalance meets records
     in flight: it acknowledges records that it skips. So the topics have no acks and Faust finds nothing to commit.
     """
-    if settings.lifecycle_store not in STORES:
-        raise SettingError(f"AGL_STREAM_LIFECYCLE_STORE={settings.lifecycle_store!r} is none of {', '.join(STORES)}")
     app = faust.App(
         settings.group("lifecycle"),
         broker=[f"kafka://{server}" for server in settings.bootstrap_servers.split(",")],
-        store=STORES[settings.lifecycle_store],
         datadir=folder / instance,
         processing_guarantee="at_least_once",
         web_enabled=False,
@@ -106,7 +104,6 @@ def build_app(settings: Settings, *, instance: str, partitions: int, folder: Pat
         broker_session_timeout=settings.session_timeout_seconds,
         broker_heartbeat_interval=min(1.0, settings.session_timeout_seconds / 6),
         broker_commit_interval=_NEVER_SECONDS,
-        table_standby_replicas=1,
     )
     inputs = app.topic(
         *(settings.topic(name) for name in INPUTS),
@@ -118,24 +115,4 @@ def build_app(settings: Settings, *, instance: str, partitions: int, folder: Pat
         acks=False,
         allow_empty=True,
     )
-    table = app.Table(
-        "state",
-        key_type=bytes,
-        value_type=bytes,
-        partitions=partitions,
-        changelog_topic=app.topic(
-            changelog_topic(settings),
-            key_type=bytes,
-            value_type=bytes,
-            key_serializer="raw",
-            value_serializer="raw",
-            partitions=partitions,
-            compacting=True,
-            acks=False,
-            internal=True,
-            allow_empty=True,
-            maxsize=131_072,
-        ),
-        options={"block_cache_size": _ROCKS_CACHE_BYTES} if settings.lifecycle_store == "rocksdb" else None,
-    )
-    return app, inputs, table
+    return app, inputs

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from agl_stream.errors import AglStreamError
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
 from agl_stream.settings import Settings
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 _STATE_MARGIN_BYTES = 65_536
 _FORGET_AT_ONCE = 2_000
 _LOOK_AGAIN_SECONDS = 10.0
+
+
+class Outdated(AglStreamError):
+    """A batch was folded by a process that no longer owns its partitions."""
 
 
 class Table(Protocol):
@@ -88,13 +93,16 @@ class LifecycleProcessor:
 
     # batches
 
-    def handle(self, records: list[Incoming]) -> None:
+    def handle(self, records: list[Incoming], still_ours: Callable[[], bool] = lambda: True) -> None:
         """Return once everything that follows from ``records`` is acknowledged by the log.
 
-        Raises TooManyRejects after that, when rejects flood a partition; EngineUnreachable, DeliveryFailed,
-        BufferFull or TimeoutError when an engine stays away: then the batch may be handled again.
+        Raises Outdated, with nothing written, when ``still_ours`` says at the last moment that the partitions went
+        to somebody else. Raises TooManyRejects after writing, when rejects flood a partition; EngineUnreachable,
+        DeliveryFailed, BufferFull or TimeoutError when an engine stays away: then the batch may be handled again.
         """
         writes = self._fold.apply(records, self._table)
+        if not still_ours():
+            raise Outdated("the partitions of this batch belong to another process now; it will fold them")
         self._write(writes)
         if writes.flood is not None:
             raise writes.flood

@@ -1,97 +1,175 @@
-"""The lifecycle's Faust table, read and written by partition.
+"""The lifecycle's table: states by rollout_id, partition by partition, rebuilt from a changelog topic.
 
-Faust recovers the table from its changelog and moves it with the partitions. Writing goes past Faust: the processor
-writes the changelog itself, many records at once, and waits for them before it tells anybody (Faust's table sends
-one record a time and promises no order between the changelog and other topics). What stands in the changelog is then
-put here, together with its offset, so that a later recovery does not read it again.
+The processor writes the changelog (many records at once, waited for before anybody is told) and puts here what
+stands in it. When partitions come to this process, ``catch_up`` reads the rest of their changelog; partitions that
+stayed are read on from where they were, since somebody else may have held them in between.
 
-The attributes of Faust that this uses (a store's ``data``, ``_key_partition`` and ``_db_for_partition``, the
-recovery's ``active_offsets``) belong to the pinned version; they are touched nowhere else.
+Why not Faust's own table: it sends one changelog record a time, promises no order between the changelog and other
+topics, and loses records on its way through a rebalance (queues are cleared when the flow resumes, and what was in
+them has been read). A table that comes back incomplete would leave rollouts open for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
 
-from faust.types import TP
-
+from agl_stream.settings import Settings
 from agl_stream.streams.lifecycle.state import RolloutState, load_state
+from agl_stream.streams.log_tail import LogTail
+
+_OFFSET_KEY = b"\x00next-offset"
 
 
-class _FaustTable:
-    """What both stores share: knowing the partitions that are ours, and the offsets that need no recovery."""
+class Part(Protocol):
+    """One partition's states, and ``position``: the changelog offset from which they may be outdated."""
 
-    def __init__(self, app: Any, table: Any) -> None:
-        self._app = app
-        self._store = table.data
-        self._changelog: str = table.changelog_topic.get_topic_name()
+    position: int
+
+    def get(self, rollout_id: str) -> RolloutState | None: ...
+    def put(self, rollout_id: str, state: RolloutState, encoded: bytes) -> None: ...
+    def load(self, key: bytes, encoded: bytes | None) -> None: ...
+    def forget(self, rollout_id: str) -> None: ...
+    def items(self) -> Iterator[tuple[str, RolloutState]]: ...
+    def advance(self, position: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class StateTable:
+    """Not thread-safe; belongs to the thread that folds."""
+
+    def __init__(self, settings: Settings, changelog_topic: str, open_part: Callable[[int], Part]) -> None:
+        self._open_part = open_part
+        self._parts: dict[int, Part] = {}
+        self._tail = LogTail(settings, changelog_topic, name="lifecycle-state")
+
+    def catch_up(self, partitions: Iterable[int]) -> None:
+        """Own exactly these partitions, as the changelog has them now. Raises EngineUnreachable."""
+        wanted = set(partitions)
+        for number in self._parts.keys() - wanted:
+            self._parts.pop(number).close()
+        for number in wanted - self._parts.keys():
+            self._parts[number] = self._open_part(number)
+        self._tail.follow({number: part.position for number, part in self._parts.items()})
+        self._tail.read_to_end(self._load)
+        for number, part in self._parts.items():
+            part.advance(self._tail.positions[number])
+
+    def _load(self, message: Any) -> None:
+        self._parts[message.partition()].load(message.key(), message.value())
 
     def owns(self, partition: int) -> bool:
-        """Whether this process folds the partition's rollouts (a standby copy is not ours)."""
-        return TP(self._changelog, partition) in self._app.assignor.assigned_actives()
-
-    def _stands_at(self, partition: int, offset: int) -> None:
-        if offset >= 0:
-            changelog = TP(self._changelog, partition)
-            offsets = self._app.tables.recovery.active_offsets
-            if offset > offsets.get(changelog, -1):
-                offsets[changelog] = offset
-            self._store.set_persisted_offset(changelog, offset)
-
-
-class MemoryTable(_FaustTable):
-    """Over ``memory://``: a dict that holds bytes after a recovery and states once they have been looked at."""
+        return partition in self._parts
 
     def get(self, rollout_id: str, partition: int) -> RolloutState | None:
-        key = rollout_id.encode()
-        value = self._store.data.get(key)
-        if isinstance(value, bytes):
-            value = self._store.data[key] = load_state(value)
-        return value
+        return self._parts[partition].get(rollout_id)
 
     def put(self, rollout_id: str, partition: int, state: RolloutState, encoded: bytes, offset: int) -> None:
-        key = rollout_id.encode()
-        self._store.data[key] = state
-        self._store._key_partition[key] = partition
-        self._stands_at(partition, offset)
+        """Keep a state that stands in the changelog at or before ``offset``."""
+        part = self._parts[partition]
+        part.put(rollout_id, state, encoded)
+        part.advance(offset + 1)
 
     def forget(self, rollout_id: str, partition: int, offset: int) -> None:
-        key = rollout_id.encode()
-        self._store.data.pop(key, None)
-        self._store._key_partition.pop(key, None)
-        self._stands_at(partition, offset)
+        """Drop a state whose tombstone stands in the changelog at or before ``offset``."""
+        part = self._parts[partition]
+        part.forget(rollout_id)
+        part.advance(offset + 1)
 
     def items(self) -> Iterator[tuple[str, int, RolloutState]]:
-        for key, partition in list(self._store._key_partition.items()):
-            rollout_id = key.decode()
-            if self.owns(partition) and (state := self.get(rollout_id, partition)) is not None:
-                yield rollout_id, partition, state
+        for number, part in self._parts.items():
+            for rollout_id, state in part.items():
+                yield rollout_id, number, state
+
+    def close(self) -> None:
+        for part in self._parts.values():
+            part.close()
+        self._parts.clear()
+        self._tail.close()
 
 
-class RocksTable(_FaustTable):
-    """Over ``rocksdb://``: one database file per partition, for more open rollouts than memory holds."""
+class MemoryPart:
+    """A dict that holds bytes after a recovery, and states once they have been looked at."""
 
-    def get(self, rollout_id: str, partition: int) -> RolloutState | None:
-        value = self._store._db_for_partition(partition).get(rollout_id.encode())
-        return None if value is None else load_state(bytes(value))
+    def __init__(self) -> None:
+        self.position = 0
+        self._states: dict[str, RolloutState | bytes] = {}
 
-    def put(self, rollout_id: str, partition: int, state: RolloutState, encoded: bytes, offset: int) -> None:
-        self._store._db_for_partition(partition).put(rollout_id.encode(), encoded)
-        self._stands_at(partition, offset)
+    def get(self, rollout_id: str) -> RolloutState | None:
+        found = self._states.get(rollout_id)
+        if isinstance(found, bytes):
+            found = self._states[rollout_id] = load_state(found)
+        return found
 
-    def forget(self, rollout_id: str, partition: int, offset: int) -> None:
-        self._store._db_for_partition(partition).delete(rollout_id.encode())
-        self._stands_at(partition, offset)
+    def put(self, rollout_id: str, state: RolloutState, encoded: bytes) -> None:
+        self._states[rollout_id] = state
 
-    def items(self) -> Iterator[tuple[str, int, RolloutState]]:
-        for partition, db in list(self._store._dbs.items()):
-            if not self.owns(partition):
-                continue
-            for key, value in self._store._visible_items(db):
-                yield bytes(key).decode(), partition, load_state(bytes(value))
+    def load(self, key: bytes, encoded: bytes | None) -> None:
+        if encoded is None:
+            self._states.pop(key.decode(), None)
+        else:
+            self._states[key.decode()] = encoded
+
+    def forget(self, rollout_id: str) -> None:
+        self._states.pop(rollout_id, None)
+
+    def items(self) -> Iterator[tuple[str, RolloutState]]:
+        for rollout_id in list(self._states):
+            state = self.get(rollout_id)
+            assert state is not None
+            yield rollout_id, state
+
+    def advance(self, position: int) -> None:
+        self.position = max(self.position, position)
+
+    def close(self) -> None:
+        self._states.clear()
 
 
-def table_of(app: Any, table: Any) -> MemoryTable | RocksTable:
-    """The view that fits the table's store."""
-    return MemoryTable(app, table) if table.data.url.scheme == "memory" else RocksTable(app, table)
+class RocksPart:
+    """A RocksDB folder, for more open rollouts than memory holds; kept over restarts with its position, which is
+    written after the states, so that after a crash some are read again and none is missed."""
+
+    def __init__(self, folder: Path) -> None:
+        from rocksdict import Options, Rdict
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._db: Any = Rdict(str(folder), Options(raw_mode=True))
+        self.position = int(self._db.get(_OFFSET_KEY) or b"0")
+
+    def get(self, rollout_id: str) -> RolloutState | None:
+        found = self._db.get(rollout_id.encode())
+        return None if found is None else load_state(found)
+
+    def put(self, rollout_id: str, state: RolloutState, encoded: bytes) -> None:
+        self._db[rollout_id.encode()] = encoded
+
+    def load(self, key: bytes, encoded: bytes | None) -> None:
+        if encoded is None:
+            self._db.delete(key)
+        else:
+            self._db[key] = encoded
+
+    def forget(self, rollout_id: str) -> None:
+        self._db.delete(rollout_id.encode())
+
+    def items(self) -> Iterator[tuple[str, RolloutState]]:
+        for key, value in self._db.items():
+            if key != _OFFSET_KEY:
+                yield key.decode(), load_state(value)
+
+    def advance(self, position: int) -> None:
+        if position > self.position:
+            self.position = position
+            self._db[_OFFSET_KEY] = str(position).encode()
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def open_table(settings: Settings, changelog_topic: str, folder: Path) -> StateTable:
+    """The table of the setting ``lifecycle_store``; RocksDB keeps its files below ``folder``."""
+    if settings.lifecycle_store == "rocksdb":
+        return StateTable(settings, changelog_topic, lambda number: RocksPart(folder / f"state-{number}"))
+    return StateTable(settings, changelog_topic, lambda number: MemoryPart())
