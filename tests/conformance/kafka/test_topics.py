@@ -107,7 +107,7 @@ async def test_aiokafka_producing_creates_a_topic(cluster, unique):
     assert [message.value() for message in cluster.read_all(topic)] == [b"x"]
 
 
-def test_settings_are_described_and_changed(cluster):
+def test_settings_are_described_and_changed(cluster, wait_until):
     topic = cluster.create_topic(cleanup_policy="compact", retention_ms="12345")
     resource = ConfigResource(ResourceType.TOPIC, topic)
 
@@ -126,16 +126,15 @@ def test_settings_are_described_and_changed(cluster):
         ],
     )
     cluster.admin.incremental_alter_configs([change])[change].result(10)
-    after = settings()
-    assert after["retention.ms"].value == "999"
-    assert set(after["cleanup.policy"].value.split(",")) == {"compact", "delete"}
+    wait_until(lambda: settings()["retention.ms"].value == "999", what="the change")
+    assert set(settings()["cleanup.policy"].value.split(",")) == {"compact", "delete"}
     undo = ConfigResource(
         ResourceType.TOPIC,
         topic,
         incremental_configs=[ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE)],
     )
     cluster.admin.incremental_alter_configs([undo])[undo].result(10)
-    assert settings()["retention.ms"].is_default
+    wait_until(lambda: settings()["retention.ms"].is_default, what="the return to the default")
 
 
 def test_a_bad_setting_changes_nothing(cluster):
