@@ -152,7 +152,6 @@ def _stages_us(states: list[Event]) -> dict[str, float]:
     """Median wall time of each stage of a rollout's life."""
     attempts = [(state, state["attempts"][-1]) for state in states]
     return {
-        "request_to_dispatch": _median(a["dispatched_at_us"] - state["requested_at_us"] for state, a in attempts),
         "request_to_claim": _median(a["started_at_us"] - state["requested_at_us"] for state, a in attempts),
         "claim_to_end": _median(a["ended_at_us"] - a["started_at_us"] for _, a in attempts),
     }
