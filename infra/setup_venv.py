@@ -41,7 +41,8 @@ def main() -> None:
     python = target / "bin" / "python"
     if not python.exists():
         run([uv, "venv", "-q", "--python", sys.executable, str(target)])
-    run([uv, "pip", "sync", "-q", "--python", str(python), pins])
+    # without .pyc files every start of a process that imports torch or faust pays seconds for compiling them
+    run([uv, "pip", "sync", "-q", "--compile-bytecode", "--python", str(python), pins])
     run([uv, "pip", "install", "-q", "--python", str(python), "--no-deps", "-e", "."])
 
 
