@@ -149,45 +149,6 @@ class BatchLoop:
         if self._failure is not None:
             raise self._failure
 
-    # for the handler, on its thread
-
-    def end_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The end of each partition (of any topic) as of now, in one request. Raises EngineUnreachable."""
-        asked = list(partitions)
-        wire = [TopicPartition(self._settings.topic(p.topic), p.number, -1) for p in asked]
-        answers = self._ask(lambda: self._asker.offsets_for_times(wire, timeout=_ASK_SECONDS))
-        return {partition: answer.offset for partition, answer in zip(asked, answers, strict=True)}
-
-    def committed_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What the group has committed; partitions without a commit are left out. Raises EngineUnreachable."""
-        asked = list(partitions)
-        wire = self._wire_partitions(asked)
-        answers = self._ask(lambda: self._asker.committed(wire, timeout=_ASK_SECONDS))
-        return {p: answer.offset for p, answer in zip(asked, answers, strict=True) if answer.offset >= 0}
-
-    def partition_count(self, topic: str) -> int:
-        """Partitions of a topic (name without namespace). Raises EngineUnreachable, also when it does not exist."""
-        wire = self._settings.topic(topic)
-        try:
-            found = self._asker.list_topics(wire, timeout=_ASK_SECONDS).topics[wire]
-        except KafkaException as error:
-            raise EngineUnreachable(f"the broker does not answer about {wire}: {error.args[0].str()}") from None
-        if found.error is not None or not found.partitions:
-            raise EngineUnreachable(f"topic {wire} does not exist yet; run `agl-stream topics apply`")
-        return len(found.partitions)
-
-    def _ask(self, question: Callable[[], list[TopicPartition]]) -> list[TopicPartition]:
-        try:
-            answers = question()
-        except KafkaException as error:
-            raise EngineUnreachable(
-                f"the broker does not answer about offsets of {self._group}: {error.args[0].str()}"
-            ) from None
-        for answer in answers:
-            if answer.error is not None:
-                raise EngineUnreachable(f"no offset of {answer.topic} partition {answer.partition}: {answer.error}")
-        return answers
-
     # intake
 
     def _make_room(self) -> bool:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from agl_stream.consumers.batch_loop import BatchLoop
+from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
@@ -26,6 +27,7 @@ def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], No
     """
     codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
     store = open_store(settings, read_only=True)
+    questions = LogQuestions(settings, "joiner")
     try:
         with EventProducer(settings, name="joiner", codec=codec, linger_ms=1.0) as producer:
 
@@ -36,7 +38,7 @@ def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], No
 
             limits = RejectLimits(consecutive=settings.reject_limit_consecutive)
             rejects = Rejects(producer, rejected_by="joiner", limits=limits)
-            handler = JoinerHandler(store, write, LlmCalls())
+            handler = JoinerHandler(store, questions, write, LlmCalls())
             loop = BatchLoop(
                 settings,
                 group="joiner",
@@ -47,7 +49,7 @@ def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], No
                 poll_seconds=0.05,
                 partition_eof=True,
             )
-            handler.read_from(loop)
             loop.run(stop, ready)
     finally:
+        questions.close()
         store.close()

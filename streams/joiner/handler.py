@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """What the joiner asks of the log beyond its records; BatchLoop answers."""
+    """What the joiner asks of the log beyond its records; LogQuestions answers."""
 
     def end_offsets(self, partitions: Iterable[Partition]) -> Mapping[Partition, int]: ...
     def committed_offsets(self, partitions: Iterable[Partition]) -> Mapping[Partition, int]: ...
@@ -52,6 +52,7 @@ class JoinerHandler(BatchHandler):
     def __init__(
         self,
         store: StateReader,
+        log: Log,
         write: Callable[[list[Outgoing]], None],
         adapter: Adapter,
         *,
@@ -60,11 +61,11 @@ class JoinerHandler(BatchHandler):
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self._log = log
         self._write = write
         self._clock_us = clock_us
         self._monotonic = monotonic
         self._joiner = Joiner(adapter, self._home, bounds)
-        self._log: Log
         self._partitions = 0
         self._homes: dict[str, int] = {}
         self._outbox: list[Outgoing] = []
@@ -73,10 +74,6 @@ class JoinerHandler(BatchHandler):
         self._looks: dict[str, tuple[float, float]] = {}
         self._blocked_since: float | None = None
         self._complained = 0.0
-
-    def read_from(self, log: Log) -> None:
-        """Whom to ask about offsets; to be called before the loop runs."""
-        self._log = log
 
     # the loop's calls
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import OFFSET_BEGINNING
 
 from agl_stream.consumers.batch_loop import BatchHandler, BatchLoop, Partition, Record
+from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
@@ -35,16 +36,18 @@ def run_sink(settings: Settings, stop: threading.Event, ready: Callable[[], None
     """
     codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
     store = open_store(settings, read_only=False)
+    questions = LogQuestions(settings, "sink")
     try:
         with EventProducer(settings, name="sink", codec=codec) as producer:
             limits = RejectLimits(consecutive=settings.reject_limit_consecutive)
             rejects = Rejects(producer, rejected_by="sink", limits=limits)
-            handler = SinkHandler(store, producer, lambda partitions: loop.end_offsets(partitions))
+            handler = SinkHandler(store, producer, questions.end_offsets)
             loop = BatchLoop(
                 settings, group="sink", topics=TOPICS, handler=handler, codec=codec, rejects=rejects, max_records=4000
             )
             loop.run(stop, ready)
     finally:
+        questions.close()
         store.close()
 
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from agl_stream.consumers import client
 from agl_stream.consumers.batch_loop import BatchHandler, BatchLoop, Partition, Record
+from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.errors import AglStreamError, EngineUnreachable, TooManyRejects
 from agl_stream.producers.event_producer import EventProducer
@@ -367,12 +368,37 @@ def test_the_end_of_a_partition_is_told_beyond_markers(settings: Settings, produ
     writer.produce(settings.topic("spans"), CODEC.encode("SpanRecorded", event), partition=0)
     writer.commit_transaction(10)
     handler = Collector()
-    with Running(settings, producer, handler, partition_eof=True) as running:
+    with Running(settings, producer, handler, partition_eof=True):
         wait_until(lambda: (Partition("spans", 0), 2) in handler.ends)
         assert [r.offset for r in handler.records] == [0]
-        assert running.loop.end_offsets([Partition("spans", 0), Partition("spans", 1)]) == {
+        questions = LogQuestions(settings, "g")
+        assert questions.end_offsets([Partition("spans", 0), Partition("spans", 1)]) == {
             Partition("spans", 0): 2, Partition("spans", 1): 0,
         }  # fmt: skip
+        questions.close()
+
+
+def test_a_handler_may_ask_about_the_log_in_the_middle_of_a_rebalance(
+    settings: Settings, producer: EventProducer
+) -> None:
+    send_spans(producer, 100)
+    questions = LogQuestions(settings, "g")
+    answers: list[Any] = []
+
+    class Asking(Collector):
+        def assigned(self, partitions: list[Partition]) -> Mapping[Partition, int]:
+            answers.append((questions.end_offsets(partitions), questions.committed_offsets(partitions)))
+            answers.append(questions.partition_count("spans"))
+            return super().assigned(partitions)
+
+    with Running(settings, producer, Asking()):
+        wait_until(lambda: committed(settings) == ends(settings))
+    whole = {Partition("spans", n): ends(settings).get(n, 0) for n in range(PARTITIONS)}
+    assert answers == [(whole, {}), PARTITIONS]
+    assert questions.committed_offsets(whole) == {p: end for p, end in whole.items() if end}
+    with pytest.raises(EngineUnreachable, match="topics apply"):
+        questions.partition_count("rollouts")
+    questions.close()
 
 
 def test_members_that_come_and_go_lose_nothing(settings: Settings, producer: EventProducer) -> None:
