@@ -50,7 +50,7 @@ def test_the_import_is_light() -> None:
 
 
 def test_the_import_is_quick() -> None:
-    timed = "import time; t = time.perf_counter(); import agl_stream; print(time.perf_counter() - t)"
+    timed = "import time; t = time.process_time(); import agl_stream; print(time.process_time() - t)"
     runs = [
         float(subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True).stdout)
         for _ in range(5)
