@@ -94,6 +94,9 @@ class Settings:
     early_hold_seconds: float = _setting(60.0, "How long an event waits for the rollout it speaks of.")
     watchdog_interval_seconds: float = _setting(1.0, "How often the watchdog looks at open attempts.")
     claim_lease_seconds: float = _setting(30.0, "How long an offered attempt may stay unclaimed before it is renewed.")
+    worker_lost_seconds: float = _setting(
+        60.0, "Silence of a runner that has sent heartbeats after which its attempts are given up; 0: never."
+    )
     stall_seconds: float = _setting(60.0, "Standstill with work waiting after which a stream process gives up.")
 
     @classmethod

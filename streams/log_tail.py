@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -41,6 +41,11 @@ class LogTail:
             raise EngineUnreachable(f"topic {self._topic} does not exist; run `agl-stream topics apply`")
         return sorted(found.partitions)
 
+    def ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Where the log ends now: partition -> offset of the next record to come. Raises EngineUnreachable."""
+        self._client()
+        return self._ends(self._deadline(), partitions)
+
     def follow(self, positions: dict[int, int]) -> None:
         """Read these partitions from these offsets on, and no others."""
         if positions != self.positions or not positions:
@@ -53,7 +58,7 @@ class LogTail:
         Raises EngineUnreachable when nothing comes for ``seconds`` (default: ``connect_timeout_seconds``).
         """
         deadline = self._deadline(seconds)
-        behind = self._behind(self._ends(deadline))
+        behind = self._behind(self._ends(deadline, self.positions))
         while behind:
             messages = self._client().consume(_BATCH, timeout=0.1)
             for message in messages:
@@ -68,7 +73,7 @@ class LogTail:
         """Offset of the first record of ``partition`` at or after ``offset``; None when there is none yet."""
         found: list[int] = []
         self.follow({partition: offset})
-        end = self._ends(self._deadline()).get(partition, 0)
+        end = self._ends(self._deadline(), [partition])[partition]
         deadline = self._deadline()
         while not found and self.positions[partition] < end:
             for message in self._client().consume(1, timeout=0.1):
@@ -94,14 +99,13 @@ class LogTail:
             # compaction may have removed the last records: the end counts as read
             self.positions[number] = max(self.positions[number], message.offset())
 
-    def _ends(self, deadline: float) -> dict[int, int]:
+    def _ends(self, deadline: float, partitions: Iterable[int]) -> dict[int, int]:
         """Asked over a connection of its own: on the consumer's, the question would wait behind a fetch that waits
         for news."""
-        if not self.positions:
+        places = {TopicPartition(self._topic, number): OffsetSpec.latest() for number in partitions}
+        if not places:
             return {}
-        asked = self._admin.list_offsets(
-            {TopicPartition(self._topic, number): OffsetSpec.latest() for number in self.positions}
-        )
+        asked = self._admin.list_offsets(places)
         try:
             return {place.partition: answer.result(_remaining(deadline)).offset for place, answer in asked.items()}
         except KafkaException as error:

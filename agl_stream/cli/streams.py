@@ -17,7 +17,7 @@ PARTS = {
     "sink": "agl_stream.streams.materialise.app:run_sink",
     "joiner": "agl_stream.streams.joiner.app:run_joiner",
 }
-"""Part -> function (settings, stop[, ready]) that blocks until ``stop`` is set and raises what ends it earlier."""
+"""Part -> function (settings, stop, ready) that blocks until ``stop`` is set and raises what ends it earlier."""
 
 _STOP_SECONDS = 30.0
 
@@ -85,18 +85,9 @@ def _chosen(only: str | None) -> list[str]:
 
 def _load(place: str) -> Callable[..., None]:
     import importlib
-    import inspect
 
     module, _, name = place.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    if "ready" in inspect.signature(function).parameters:
-        return function
-
-    def ready_at_once(settings: Any, stop: threading.Event, ready: Callable[[], None]) -> None:
-        ready()
-        function(settings, stop)
-
-    return ready_at_once
+    return getattr(importlib.import_module(module), name)
 
 
 def _stop_on_signals(stop: threading.Event) -> None:
