@@ -70,20 +70,13 @@ def run_demo(plan: DemoPlan, folder_path: Path, view: View, stop: threading.Even
         )
         system = LocalSystem(folder, supervisor, Ports(broker, registry, gateway), settings)
         with phases.phase("starting"):
-            view.update(Snapshot("starting broker, registry, streams, gateway", 0, plan.steps))
-            system.start(cancelled=stop)
+            view.update(Snapshot("starting", 0, plan.steps))
+            others = [serve_spec(system, plan, files, server), *runner_specs(system, plan)]
+            system.start(*others, trainer_spec(system, plan, files), cancelled=stop)
             _raise_if(stop)
             folder.publish(system.endpoints)
             monitor = Monitor(system.settings(), plan.run_id, plan.steps)
             stack.callback(monitor.close)
-            view.update(Snapshot("starting server, runners, trainer", 0, plan.steps))
-            others = [
-                serve_spec(system, plan, files, server),
-                *runner_specs(system, plan),
-                trainer_spec(system, plan, files),
-            ]
-            supervisor.start(*others, cancelled=stop)
-            _raise_if(stop)
         training_started = time.monotonic()
         _watch(supervisor, monitor, view, phases, stop, plan)
         training_seconds = time.monotonic() - training_started

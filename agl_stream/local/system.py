@@ -77,8 +77,8 @@ class LocalSystem:
             stop_timeout_seconds=stop_timeout_seconds,
         )
 
-    def start(self, cancelled: threading.Event | None = None) -> None:
-        """Start all and wait until each is ready; returns early when `cancelled` is set.
+    def start(self, *others: ProcessSpec, cancelled: threading.Event | None = None) -> None:
+        """Start all, and `others` that need them, and wait until each is ready; returns early when `cancelled` is set.
 
         Raises ProcessFailed when a process does not start, AglStreamError when topics or schemas are refused.
         """
@@ -91,12 +91,14 @@ class LocalSystem:
         if cancelled is not None and cancelled.is_set():
             return
         self._prepare_log()
-        supervisor.start(
+        supervisor.spawn(
             self.spec("lifecycle", "streams", "--only", "lifecycle,watchdog"),
             self.spec("sink", "streams", "--only", "sink,joiner"),
             self.spec("gateway", "gateway", "--port", str(ports.gateway)),
-            cancelled=cancelled,
         )
+        # Together, since they take their time to load; whoever is first waits for the others.
+        supervisor.spawn(*others)
+        supervisor.wait_ready(cancelled)
 
     def _prepare_log(self) -> None:
         from agl_stream.cli.topics import apply

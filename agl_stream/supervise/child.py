@@ -87,9 +87,10 @@ class Child:
         kernel's own figure counts what the supervisor held when it forked. The keeper calls this every second.
         """
         if not self._gone.is_set():
-            living = of_living(self.pid)
-            if living.cpu_seconds:  # Zeros: it ended meanwhile.
-                self._used = living
+            living = of_living(self.pid)  # Zeros when it ended meanwhile.
+            self._used = ProcessUsage(
+                max(self._used.cpu_seconds, living.cpu_seconds), max(self._used.max_rss_bytes, living.max_rss_bytes)
+            )
         return self._used
 
     def signal(self, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import queue
 import signal
 import threading
@@ -17,6 +18,8 @@ from agl_stream.supervise.bounded_log import BoundedLog
 from agl_stream.supervise.child import Child, ProcessSpec
 from agl_stream.supervise.restart_policy import RestartPolicy
 from agl_stream.supervise.usage import ProcessUsage
+
+log = logging.getLogger(__name__)
 
 _SAMPLE_SECONDS = 1.0
 
@@ -78,12 +81,12 @@ class Supervisor:
         self.stop()
 
     def start(self, *specs: ProcessSpec, cancelled: threading.Event | None = None) -> None:
-        """Spawn all of `specs` at once and wait until each is ready.
+        """`spawn` and `wait_ready`."""
+        self.spawn(*specs)
+        self.wait_ready(cancelled)
 
-        Raises ProcessFailed with the process's last lines when one ends or stays silent before it was
-        ever ready (that is a wrong set-up, which a restart does not cure). Returns early, with
-        processes not yet ready, when `cancelled` is set.
-        """
+    def spawn(self, *specs: ProcessSpec) -> None:
+        """Start all of `specs` at once, without waiting. They stop together, before those spawned earlier."""
         names = [spec.name for spec in specs]
         with self._changed:
             for spec in specs:
@@ -93,8 +96,16 @@ class Supervisor:
             self._start_order.append(names)
         for name in names:
             self._inbox.put(lambda name=name: self._spawn(name))
+
+    def wait_ready(self, cancelled: threading.Event | None = None) -> None:
+        """Wait until each process has been ready once.
+
+        Raises ProcessFailed with the process's last lines when one ends or stays silent before it was
+        ever ready (that is a wrong set-up, which a restart does not cure). Returns early, with
+        processes not yet ready, when `cancelled` is set.
+        """
         with self._changed:
-            while not all(self._managed[name].was_ready or self._managed[name].completed for name in names):
+            while not all(managed.was_ready or managed.completed for managed in self._managed.values()):
                 if cancelled is not None and cancelled.is_set():
                     return
                 self._raise_failure()
@@ -153,6 +164,7 @@ class Supervisor:
         for names in reversed(self._start_order):
             with self._changed:
                 children = [m.child for n in names if (m := self._managed[n]).child is not None]
+            started = time.monotonic()
             for child in children:
                 child.signal(signal.SIGTERM)
             for child in children:
@@ -160,6 +172,7 @@ class Supervisor:
                     self._notify(f"{child.spec.name} did not stop in {child.spec.stop_timeout_seconds:g} s: killed")
                     child.signal(signal.SIGKILL)
                     child.wait_gone(child.spec.stop_timeout_seconds)
+                log.info("%s stopped after %.2f s", child.spec.name, time.monotonic() - started)
         self._inbox.put(self._quit)
         self._keeper.join()
         for managed in self._managed.values():
