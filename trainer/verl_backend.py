@@ -7,10 +7,10 @@ verl, which takes some seconds.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -245,13 +245,17 @@ def policy_loss(config: Any, importance_cap: float, model_output: Any, data: Any
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """verl prints to stdout and warns of engines that are not installed; stdout is ours."""
+    """verl prints to stdout, which is ours, and warns of engines that are not installed: all that is for -vv."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    said = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(said):
         warnings.simplefilter("ignore")
         yield
+    for line in said.getvalue().splitlines():
+        log.debug("verl: %s", line)
 
 
 def _join_process_group(backend: str) -> None:

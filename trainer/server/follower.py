@@ -70,7 +70,7 @@ class ResourcesFollower:
         self._on_failure = on_failure
         self._producer = EventProducer(settings, name="server", linger_ms=0.0)
         self._started_at, self._started_at_us = time.monotonic(), now_us()
-        self._refused = ""
+        self._refused: tuple[int, str] | None = None
         self._status = "busy"
         self._stopping = threading.Event()
         self._caught_up = threading.Event()
@@ -145,7 +145,7 @@ class ResourcesFollower:
             swap = asyncio.run_coroutine_threadsafe(self._engine.swap(version, tensors), self._loop)
             held = swap.result()
         except (WeightsUnusable, OSError, ValueError) as error:
-            self._refused = f"version {version}: {error}"
+            self._refused = (version, str(error))
             log.error(
                 "%s version %d is refused and version %d stays: %s",
                 self._resources_id,
@@ -154,7 +154,8 @@ class ResourcesFollower:
                 error,
             )
             return False
-        self._refused = ""
+        if self._refused is not None and self._refused[0] <= version:
+            self._refused = None
         log.info(
             "%s version %d is served (%.3f s, requests held for %.3f s)",
             self._resources_id,
@@ -171,8 +172,8 @@ class ResourcesFollower:
             "completion_tokens": self._engine.completion_tokens,
             "in_flight": self._engine.in_flight,
         }
-        if self._refused:
-            stats["refused"] = self._refused
+        if self._refused is not None:
+            stats["refused"] = "version {}: {}".format(*self._refused)
         return {
             "worker_id": self._worker_id,
             "worker_instance": self._producer.identity["instance"],
