@@ -14,7 +14,7 @@ import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,15 @@ class VerlBackend:
     def step(self, rows: Sequence[Row], *, version_in: int | None = None) -> dict[str, float]:
         """One optimiser step on ``rows``; returns verl's metrics and ours (see ``policy_loss``).
 
-        Rows whose advantage is zero have no gradient: they count in the mean and are not computed.
+        Rows without gradient and repetitions of a row count in the mean and are not computed (see ``distinct_rows``).
         """
         from verl.utils import tensordict_utils as tu
         from verl.workers.utils.padding import left_right_2_no_padding
 
-        computed = [row for row in rows if row.advantage * row.weight != 0.0] or list(rows[:1])
+        computed = distinct_rows(rows, version_in)
         data = self._to_padded(computed)
         mask = data["response_mask"].float()
-        advantages = torch.tensor([row.advantage * row.weight for row in computed], dtype=torch.float32)
+        advantages = torch.tensor([row.advantage for row in computed], dtype=torch.float32)
         data["advantages"] = advantages.unsqueeze(1) * mask
         data["rollout_log_probs"], data["rollout_log_probs_known"] = _reported_logprobs(computed, mask.shape[1])
         stale = torch.tensor([row.version is not None and row.version != version_in for row in computed])
@@ -215,6 +215,25 @@ def _make_worker(model_dir: Path, config: VerlConfig) -> Any:
     worker.reset()
     worker.set_loss_fn(partial(policy_loss, config=loss, importance_cap=config.importance_cap))
     return worker
+
+
+def distinct_rows(rows: Sequence[Row], version_in: int | None) -> list[Row]:
+    """The rows whose sum of losses has the same gradient, with the weight in the advantage; at least one row.
+
+    Where a batch is used for one step the policy ratio is one and the loss linear in the advantage: rows with the
+    same tokens are one row with the sum of their advantages, and a row with none has no gradient. Short answers,
+    such as the choice of a tool, repeat a lot.
+    """
+    sums: dict[tuple[Any, ...], tuple[Row, float]] = {}
+    for row in rows:
+        stale = row.version is not None and row.version != version_in
+        # the importance weight of a stale row depends on the logprobs it came with
+        reported = tuple(row.logprobs or ()) if stale else None
+        key = (tuple(row.prompt_ids), tuple(row.response_ids), stale, reported)
+        first, advantage = sums.get(key, (row, 0.0))
+        sums[key] = (first, advantage + row.advantage * row.weight)
+    merged = [replace(row, advantage=advantage, weight=1.0) for row, advantage in sums.values()]
+    return [row for row in merged if row.advantage != 0.0] or merged[:1]
 
 
 def policy_loss(config: Any, importance_cap: float, model_output: Any, data: Any, dp_group: Any = None) -> Any:

