@@ -60,7 +60,7 @@ class LogTail:
         deadline = self._deadline(seconds)
         behind = self._behind(self._ends(deadline, self.positions))
         while behind:
-            messages = self._client().consume(_BATCH, timeout=0.1)
+            messages = self._next()
             for message in messages:
                 self._step(message, take)
             if messages:
@@ -86,6 +86,11 @@ class LogTail:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = self._admin = None
+
+    def _next(self) -> list[Any]:
+        """What has been fetched. Not one ``consume`` with a timeout: that waits it out for a full batch."""
+        first = self._client().poll(0.1)
+        return [] if first is None else [first, *self._client().consume(_BATCH, timeout=0.0)]
 
     def _behind(self, ends: dict[int, int]) -> dict[int, int]:
         return {number: end for number, end in ends.items() if self.positions[number] < end}

@@ -31,6 +31,15 @@ from agl_stream.streams.lifecycle.table import open_table
 from agl_stream.streams.lifecycle.worker import LifecycleWorker
 from agl_stream.streams.store import open_store
 
+_EVENT_TYPES = (
+    "RolloutRequested",
+    "ControlRequested",
+    "AttemptStatusChanged",
+    "RolloutStateChanged",
+    "AttemptDispatched",
+    "RecordRejected",
+)
+
 
 def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[], None] | None = None) -> None:
     """Run until ``stop`` is set; ``ready`` is called once the table is there and records are being read.
@@ -44,7 +53,10 @@ def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[],
         instance = settings.lifecycle_instance or stack.enter_context(stable_name("lifecycle", folder))
         app, inputs = build_app(settings, instance=instance, partitions=partitions, folder=folder)
         codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
-        producer = EventProducer(settings, name="lifecycle", codec=codec, linger_ms=1.0)
+        for event_type in _EVENT_TYPES:
+            # asks the registry now, rather than while the first rollouts wait
+            codec.encoder(event_type)
+        producer = EventProducer(settings, name="lifecycle", codec=codec, linger_ms=0.0)
         stack.callback(producer.close)
         resources = ResourceReader(settings, codec)
         stack.callback(resources.close)

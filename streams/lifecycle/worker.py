@@ -32,11 +32,14 @@ from agl_stream.streams.log_tail import LogTail
 logger = logging.getLogger(__name__)
 
 BATCH_LIMIT = 500
+_BATCH_SECONDS = 0.02
+"""Batches begin at least this far apart: what a batch costs is shared by more records, and a record that comes alone
+is not kept waiting."""
 _TRANSIENT = (EngineUnreachable, DeliveryFailed, BufferFull, TimeoutError)
 _RETRIES = 3
 _LOOK_SECONDS = 0.1
 _SWEEP_SECONDS = 1.0
-_COMMIT_SECONDS = 0.02
+_COMMIT_SECONDS = 0.2
 _STOP_SECONDS = 10.0
 _DRAIN_SECONDS = 10.0
 
@@ -101,10 +104,14 @@ class LifecycleWorker:
         self._stream = stream = stream.noack()
         waiting = stream.channel.queue
         batch: list[Any] = []
+        next_batch = 0.0
         async for event in stream.events():
             batch.append(event.message)
             # everything that has arrived by now is one batch: single records at rest, hundreds under load
+            if len(batch) < BATCH_LIMIT and waiting.empty() and (wait := next_batch - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
             if len(batch) >= BATCH_LIMIT or waiting.empty():
+                next_batch = time.monotonic() + _BATCH_SECONDS
                 try:
                     await self._process(batch)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process with its message

@@ -135,7 +135,8 @@ class LogView(threading.Thread):
             ]
         )
         while not self._over.is_set():
-            for message in consumer.consume(500, timeout=0.1):
+            first = consumer.poll(0.1)
+            for message in [] if first is None else [first, *consumer.consume(500, timeout=0.0)]:
                 if message.error() is None:
                     name = local[message.topic()]
                     event = self._codec.decode(message.value())[1]

@@ -16,7 +16,7 @@ from agl_stream.streams.lifecycle.state import TERMINAL, RolloutState, dump_stat
 
 from .histories import ROLLOUT, Given, configs, control, controls, outcome, reported, reports, requested, run, unique
 
-many = settings(max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", "150")), deadline=None)
+many = settings(max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", "60")), deadline=None)
 
 
 @st.composite
@@ -177,7 +177,7 @@ def test_every_part_of_the_history_strategy_is_reached():
     """Guards the properties above against a strategy that has gone dull."""
     seen: set[str] = set()
 
-    @settings(max_examples=400, deadline=None, database=None)
+    @settings(max_examples=250, deadline=None, database=None)
     @given(history=histories())
     def collect(history: list[Given]):
         state, effects = run(history)
@@ -253,7 +253,7 @@ def test_contradictions_are_a_small_part_of_histories():
     """The exception stays an exception: most random histories, wild as they are, fall under the full promise."""
     counts: Counter[bool] = Counter()
 
-    @settings(max_examples=400, deadline=None, database=None)
+    @settings(max_examples=250, deadline=None, database=None)
     @given(history=histories(with_controls=False, max_reports=5))
     def collect(history: list[Given]):
         config = next(e.event["config"] for e in history if e.event_type == "RolloutRequested")
