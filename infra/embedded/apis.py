@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -70,6 +71,25 @@ APIS: dict[int, Api] = {
 _FRAME_START = struct.Struct(">hhi")
 _NULLABLE_STRING_LENGTH = struct.Struct(">h")
 _RESPONSE_START = struct.Struct(">ii")
+
+
+def _import_message_base() -> None:
+    """Import what all of kio's messages need now, and not in the middle of the first request.
+
+    kio imports hypothesis where that is installed, to register strategies nobody asks it for here. That costs a
+    developer's broker 0.2 s and 18 MB, so it is hidden for the moment of the import.
+    """
+    hide = "hypothesis" not in sys.modules
+    if hide:
+        sys.modules["hypothesis"] = None  # type: ignore[assignment]
+    try:
+        importlib.import_module("kio.static.primitive")
+    finally:
+        if hide:
+            del sys.modules["hypothesis"]
+
+
+_import_message_base()
 
 
 @dataclass(frozen=True, slots=True)
