@@ -145,7 +145,7 @@ def _why(store: StateReader, run_id: str) -> str:
 def _latency_ms(states: list[Event]) -> dict[str, float]:
     """Request to end, as the events themselves date them."""
     took = sorted((state["ended_at_us"] - state["requested_at_us"]) / 1000 for state in states)
-    return {"p50": _quantile(took, 0.50), "p99": _quantile(took, 0.99)}
+    return {"p50": quantile(took, 0.50), "p99": quantile(took, 0.99)}
 
 
 def _stages_us(states: list[Event]) -> dict[str, float]:
@@ -171,5 +171,6 @@ def _median(values: Any) -> float:
     return round(statistics.median(values))
 
 
-def _quantile(ordered: list[float], share: float) -> float:
+def quantile(ordered: list[float], share: float) -> float:
+    """The value below which ``share`` of an ascending list lies."""
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
