@@ -37,7 +37,8 @@ class LearnerState:
 
     ``offsets``: [topic, partition, next offset] of all input read so far. ``manifest`` and ``resources``: the events
     that announce this step (no manifest for step 0). ``settings``: what must not change between restarts.
-    ``history``: one small record a step; ``validation``: one a validation.
+    ``history``: one small record a step, of the first and the latest steps; ``totals``: sums over all of them;
+    ``validation``: one record a validation, as for history.
     """
 
     learner_id: str
@@ -51,6 +52,7 @@ class LearnerState:
     settings: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)
+    totals: dict[str, Any] = field(default_factory=dict)
 
 
 class CheckpointFolder:

@@ -32,7 +32,7 @@ from agl_stream.trainer.curriculum import Curriculum, read_tasks, validation_req
 from agl_stream.trainer.intake import Intake
 from agl_stream.trainer.log_follower import LogFollower
 from agl_stream.trainer.manifest import build_manifest
-from agl_stream.trainer.progress import Stopwatch, batch_metrics, validation_record
+from agl_stream.trainer.progress import Stopwatch, add_to_totals, batch_metrics, shortened, validation_record
 from agl_stream.trainer.publication import ServerWatch, publish_batch, publish_resources, resources_event
 from agl_stream.trainer.served_check import compare, served_completion
 from agl_stream.trainer.start import first_version, lock_learner
@@ -263,6 +263,8 @@ class Learner:
             ended_at_us=now_us(),
         )
         record = {"step": step, "version": self.state.version + 1, **metrics, "outcomes": dict(batch.counts)}
+        record["seconds"] = watch.laps  # goes on being filled
+        totals_before = self.state.totals
         state = LearnerState(
             learner_id=self.config.learner_id,
             run_id=self.config.run_id,
@@ -273,8 +275,9 @@ class Learner:
             resources=self._resources(step, self.state.version + 1, self.state.resources["resources"]),
             manifest=manifest,
             settings=self.config.fixed(),
-            history=[*self.state.history, record],
-            validation=self.state.validation,
+            history=shortened([*self.state.history, record]),
+            validation=shortened(self.state.validation),
+            totals=add_to_totals(totals_before, record),
         )
         self._checkpoints.write(state, self._backend.save)
         self.state = state
@@ -282,7 +285,8 @@ class Learner:
         self._at("checkpointed", step)
         self._announce(state)
         watch.lap("publish")
-        record["seconds"] = watch.laps
+        # with the laps since the checkpoint; should they be lost in a crash, so are only their seconds
+        state.totals = add_to_totals(totals_before, record)
         record["cpu_seconds"] = time.process_time()
         self._on_step(record)
 

@@ -11,6 +11,9 @@ from agl_stream.trainer.batch import Batch
 from agl_stream.trainer.checkpoint import LearnerState
 from agl_stream.trainer.window import ClosedGroup
 
+FIRST_KEPT = 10
+LATEST_KEPT = 490
+
 
 class Stopwatch:
     """Seconds between laps, by name."""
@@ -70,17 +73,31 @@ def validation_record(step: int, events: Sequence[dict[str, Any]]) -> dict[str, 
     }
 
 
+def shortened(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and the latest of ``records``: a checkpoint must not grow with the age of its run."""
+    surplus = len(records) - FIRST_KEPT - LATEST_KEPT
+    return [*records[:FIRST_KEPT], *records[FIRST_KEPT + max(0, surplus) :]]
+
+
+def add_to_totals(totals: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Totals with one more step: outcomes and reasons counted, seconds summed, the largest logprob distances."""
+    outcomes, seconds, largest = (dict(totals.get(name, {})) for name in ("outcomes", "seconds", "largest"))
+    for name, count in record["outcomes"].items():
+        outcomes[name] = outcomes.get(name, 0) + count
+    for name, spent in record["seconds"].items():
+        seconds[name] = round(seconds.get(name, 0.0) + spent, 3)
+    for name in ("max_logprob_diff", "served_logprob_diff"):
+        if name in record:
+            largest[name] = max(largest.get(name, 0.0), record[name])
+    return {"outcomes": outcomes, "seconds": seconds, "largest": largest}
+
+
 def summary(state: LearnerState) -> dict[str, Any]:
     """A run as one JSON object."""
     rewards = [record["reward_mean"] for record in state.history]
-    outcomes: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for record in state.history:
-        for name, count in record["outcomes"].items():
-            outcomes[name] = outcomes.get(name, 0) + count
-        for name, spent in record.get("seconds", {}).items():
-            seconds[name] = round(seconds.get(name, 0.0) + spent, 3)
+    outcomes = state.totals.get("outcomes", {})
     reasons = {name.removeprefix("reason:"): n for name, n in outcomes.items() if name.startswith("reason:")}
+    largest = state.totals.get("largest", {})
     return {
         "learner_id": state.learner_id,
         "run_id": state.run_id,
@@ -92,12 +109,8 @@ def summary(state: LearnerState) -> dict[str, Any]:
         "rollouts": {name: outcomes.get(name, 0) for name in ("trained", "dropped", "failed", "cancelled")},
         "reasons": reasons,
         "validation": state.validation,
-        "max_logprob_diff": _largest(state, "max_logprob_diff"),
-        "served_logprob_diff": _largest(state, "served_logprob_diff"),
-        "seconds": seconds,
+        "max_logprob_diff": largest.get("max_logprob_diff"),
+        "served_logprob_diff": largest.get("served_logprob_diff"),
+        "seconds": state.totals.get("seconds", {}),
         "cpu_seconds": round(time.process_time(), 3),
     }
-
-
-def _largest(state: LearnerState, metric: str) -> float | None:
-    return max((record[metric] for record in state.history if metric in record), default=None)

@@ -93,7 +93,6 @@ def make_model(config: TinyConfig, vocabulary: int) -> Any:
             pad_token_id=_PAD,
             eos_token_id=_END,
             bos_token_id=None,
-            attn_implementation="sdpa",
         )
     )
     model.generation_config.eos_token_id = _END

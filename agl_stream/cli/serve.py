@@ -78,8 +78,8 @@ def command(
     """
     import asyncio
 
-    from agl_stream.trainer.server.engine import EngineConfig
-    from agl_stream.trainer.server.serve import ServeConfig, serve
+    from agl_stream.trainer.server.config import EngineConfig, ServeConfig
+    from agl_stream.trainer.server.serve import serve
 
     settings = load_settings()
 

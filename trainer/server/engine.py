@@ -22,6 +22,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as transformers_logging
 
 from agl_stream.errors import AglStreamError, UsageError
+from agl_stream.trainer.server.config import EngineConfig
 from agl_stream.trainer.weights import WeightsUnusable
 
 log = logging.getLogger(__name__)
@@ -38,21 +39,6 @@ class Unavailable(AglStreamError):
 
 class GenerationFailed(AglStreamError):
     """The engine broke while generating."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """``cache_tokens``: size of the key-value cache, for all requests together. ``max_in_flight``: requests beyond
-    it are refused as Unavailable. ``drain_seconds``: how long a swap waits for requests before it cancels them, and
-    a request for a swap before it is refused. ``threads``: torch threads on CPU."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    threads: int = 1
-    cache_tokens: int = 16_384
-    max_batch_tokens: int = 512
-    max_in_flight: int = 512
-    drain_seconds: float = 60.0
 
 
 @dataclass(frozen=True)

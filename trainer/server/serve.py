@@ -7,34 +7,19 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from agl_stream.errors import AglStreamError, PortInUse, UsageError
 from agl_stream.settings import Settings
-from agl_stream.trainer.server.app import make_app
-from agl_stream.trainer.server.engine import Engine, EngineConfig
-from agl_stream.trainer.server.follower import ResourcesFollower
+from agl_stream.trainer.server.config import ServeConfig
+
+if TYPE_CHECKING:
+    from agl_stream.trainer.server.follower import ResourcesFollower
 
 log = logging.getLogger(__name__)
 
 _CATCH_UP_SECONDS = 60.0
 _WATCH_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class ServeConfig:
-    """``resources_id`` None: the base model is served, nothing is followed. ``worker_id``: stable across restarts."""
-
-    model_dir: Path
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_name: str = "policy"
-    resources_id: str | None = None
-    worker_id: str | None = None
-    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 async def serve(settings: Settings, config: ServeConfig, on_ready: Callable[[str, int], None]) -> None:
@@ -45,6 +30,13 @@ async def serve(settings: Settings, config: ServeConfig, on_ready: Callable[[str
     """
     _refuse_open_door(settings, config)
     listener = _listen(config.host, config.port)
+    # what follows takes seconds to import; a taken port is known before
+    from aiohttp import web
+
+    from agl_stream.trainer.server.app import make_app
+    from agl_stream.trainer.server.engine import Engine
+    from agl_stream.trainer.server.follower import ResourcesFollower
+
     port = listener.getsockname()[1]
     stop, failures = asyncio.Event(), list[BaseException]()
     loop = asyncio.get_running_loop()
