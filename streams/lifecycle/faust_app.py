@@ -9,6 +9,7 @@ import faust
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from faust.tables import TableManager
 
 from agl_stream.errors import EngineUnreachable, SettingError
 from agl_stream.producers.client_logging import client_logger
@@ -83,6 +84,14 @@ def _create(admin: AdminClient, topic: NewTopic) -> None:
             raise
 
 
+class _NoTables(TableManager):
+    """Starts without the second that Faust waits for tables to be declared: there are none."""
+
+    async def on_start(self) -> None:
+        await self._update_channels()
+        await self.recovery.start()
+
+
 def build_app(settings: Settings, *, instance: str, partitions: int, folder: Path) -> tuple[Any, Any]:
     """(app, channel of the inputs). ``instance`` names this process in the group for ever.
 
@@ -104,6 +113,7 @@ def build_app(settings: Settings, *, instance: str, partitions: int, folder: Pat
         broker_session_timeout=settings.session_timeout_seconds,
         broker_heartbeat_interval=min(1.0, settings.session_timeout_seconds / 6),
         broker_commit_interval=_NEVER_SECONDS,
+        TableManager=_NoTables,
     )
     inputs = app.topic(
         *(settings.topic(name) for name in INPUTS),
