@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ from agl_stream.settings import Settings
 
 _POLL_SECONDS = 0.5
 _BATCH = 500
+_FIRST, _END = -2, -1  # Times that stand for the ends of a partition in Kafka's ListOffsets.
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,33 @@ class LogReader:
 
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         """Partition -> (first offset, offset after the last record), as of now."""
-        return {partition: self._bounds_of(topic, partition) for partition in self.partitions(topic)}
+        return self._bounds([topic])[topic]
 
-    def _bounds_of(self, topic: str, partition: int) -> tuple[int, int]:
-        place = _at(self._settings.topic(topic), partition)
-        return self._ask(lambda: self._consumer.get_watermark_offsets(place, timeout=10))
+    def _bounds(self, topics: Iterable[str]) -> dict[str, dict[int, tuple[int, int]]]:
+        """Bounds of several topics, in two requests to the broker however many partitions there are."""
+        named = {self._settings.topic(topic): topic for topic in topics}
+        places = [(wire_name, p) for wire_name, topic in named.items() for p in self.partitions(topic)]
+        lows, highs = (
+            self._offsets_for_times([_at(wire_name, p, mark) for wire_name, p in places]) for mark in (_FIRST, _END)
+        )
+        bounds: dict[str, dict[int, tuple[int, int]]] = {topic: {} for topic in named.values()}
+        for low, high in zip(lows, highs, strict=True):
+            bounds[named[low.topic]][low.partition] = (low.offset, high.offset)
+        return bounds
+
+    def _offsets_for_times(self, places: list[Any]) -> list[Any]:
+        timeout = self._settings.connect_timeout_seconds
+        answers = self._ask(lambda: self._consumer.offsets_for_times(places, timeout=timeout))
+        for answer in answers:
+            if answer.error is not None:
+                raise broker_unreachable(self._settings, f"no offset of {answer.topic}: {answer.error.str()}")
+        return answers
 
     def offsets_at(self, topic: str, timestamp_ms: int) -> dict[int, int]:
         """Partition -> first offset whose record is not older than the time (the end when there is none)."""
         wire_name = self._settings.topic(topic)
         wanted = [_at(wire_name, partition, timestamp_ms) for partition in self.partitions(topic)]
-        found = self._ask(
-            lambda: self._consumer.offsets_for_times(wanted, timeout=self._settings.connect_timeout_seconds)
-        )
+        found = self._offsets_for_times(wanted)
         bounds = self.bounds(topic)
         return {p.partition: p.offset if p.offset >= 0 else bounds[p.partition][1] for p in found}
 
@@ -151,25 +166,25 @@ class LogReader:
         """
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
 
-        lag: dict[str, dict[str, int]] = {}
         prefix = self._settings.topic("")
-        ends: dict[str, dict[int, tuple[int, int]]] = {}
+        committed: list[tuple[str, str, int, int]] = []
         for group in groups:
             (answer,) = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
             try:
-                offsets = answer.result(timeout=self._settings.connect_timeout_seconds).topic_partitions or []
+                places = answer.result(timeout=self._settings.connect_timeout_seconds).topic_partitions or []
             except KafkaException:
                 continue
-            for place in offsets:
-                if place.offset < 0 or place.topic not in self._partitions or not place.topic.startswith(prefix):
-                    continue
-                topic = place.topic.removeprefix(prefix)
-                if topic not in ends:
-                    ends[topic] = self.bounds(topic)
-                low, high = ends[topic].get(place.partition, (0, 0))
-                behind = max(0, high - max(place.offset, low))
-                lag.setdefault(group, {}).setdefault(topic, 0)
-                lag[group][topic] += behind
+            committed += [
+                (group, place.topic.removeprefix(prefix), place.partition, place.offset)
+                for place in places
+                if place.offset >= 0 and place.topic in self._partitions and place.topic.startswith(prefix)
+            ]
+        bounds = self._bounds({topic for _, topic, _, _ in committed})
+        lag: dict[str, dict[str, int]] = {}
+        for group, topic, partition, offset in committed:
+            low, high = bounds[topic].get(partition, (0, 0))
+            of_group = lag.setdefault(group, {})
+            of_group[topic] = of_group.get(topic, 0) + max(0, high - max(offset, low))
         return lag
 
     def groups(self) -> list[str]:
@@ -202,6 +217,8 @@ class LogReader:
             return call()
         except KafkaException as error:
             raise broker_unreachable(self._settings, error.args[0].str()) from None
+        except TimeoutError:
+            raise broker_unreachable(self._settings, "no answer in time") from None
 
 
 def _at(wire_name: str, partition: int, offset: int | None = None) -> Any:

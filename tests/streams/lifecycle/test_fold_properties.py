@@ -177,7 +177,8 @@ def test_every_part_of_the_history_strategy_is_reached():
     """Guards the properties above against a strategy that has gone dull."""
     seen: set[str] = set()
 
-    @settings(max_examples=250, deadline=None, database=None)
+    # the same examples each time: a guard that fails by chance guards nothing
+    @settings(max_examples=600, deadline=None, database=None, derandomize=True)
     @given(history=histories())
     def collect(history: list[Given]):
         state, effects = run(history)
