@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -57,14 +58,15 @@ def test_every_verb_loads_and_loads_light(verb: str) -> None:
 
 @pytest.mark.parametrize("arguments", [("version",), ("status", "--help"), ("--help",)])
 def test_start_up_is_quick(arguments: tuple[str, ...]) -> None:
-    """0.4 s on an idle machine; the best of three, with room for a busy one."""
+    """0.4 s on an idle machine; CPU time, since a busy one stretches the wall clock. The best of three."""
 
     def once() -> float:
-        started = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert agl(*arguments).returncode == 0
-        return time.monotonic() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(once() for _ in range(3)) < 0.8
+    assert min(once() for _ in range(3)) < 0.4
 
 
 def test_an_unknown_verb_suggests_the_nearest() -> None:
