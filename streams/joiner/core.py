@@ -22,6 +22,9 @@ from agl_stream.streams.joiner.adapter import Adapter, Refused
 from agl_stream.streams.joiner.outcome import TERMINAL, Ending, ending_of, join
 from agl_stream.streams.joiner.spans import SpanView, view_of
 
+_ANY = 1 << 31
+"""Above every attempt number."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -60,7 +63,7 @@ class History(NamedTuple):
 @dataclass(slots=True)
 class ReadBack:
     """Spans of an attempt are wanted from the store, once it has applied spans ``partition`` up to ``offset``.
-    ``history``: what was last written for the rollout is wanted, too."""
+    ``history``: what was last written for the rollout is wanted, too, by whichever joiner it was."""
 
     rollout_id: str
     attempt_id: str
@@ -79,7 +82,7 @@ class _Open:
     ending: Ending | None = None
     from_store: bool = False
     history: History | None = None
-    after_number: int = 0
+    began_after: int = 0
     barrier: int | None = None
     reading: ReadBack | None = None
 
@@ -89,6 +92,7 @@ class _Closed(NamedTuple):
     history: History
     home: int
     seen_to: int
+    others: bool
 
 
 class Joiner:
@@ -286,16 +290,19 @@ class Joiner:
         if partition == closed.home and offset < closed.seen_to:
             return False
         if event["attempt_id"] != closed.ending.attempt_id:
+            # an earlier attempt's, or one of an attempt whose beginning is not read yet
             self.fenced_spans += 1
+            self._closed[event["rollout_id"]] = closed._replace(others=True)
             return False
         self.late_spans += 1
         return closed.ending.status == "succeeded" and view_of(event, partition, offset) is not None
 
     def _revive(self, rollout_id: str, closed: _Closed) -> _Open:
         del self._closed[rollout_id]
-        opened = self._open[rollout_id] = _Open(
-            closed.home, history=closed.history, after_number=closed.ending.attempt_number
-        )
+        opened = self._open[rollout_id] = _Open(closed.home, history=closed.history)
+        # spans told before are gone from memory: of this attempt and those before it, and where any other
+        # attempt's were seen, of any attempt
+        opened.began_after = _ANY if closed.others else closed.ending.attempt_number
         return opened
 
     def _want(self, rollout_id: str, opened: _Open, ending: Ending, offset: int) -> None:
@@ -311,7 +318,7 @@ class Joiner:
             and ending.dispatched_at_us >= complete_from_us
             and not opened.dropped
             and not opened.from_store
-            and ending.attempt_number > opened.after_number
+            and ending.attempt_number > opened.began_after
             and (opened.history is not None or ending.attempt_number <= 1)
             and bool(opened.spans.get(ending.attempt_id))
         )
@@ -330,9 +337,18 @@ class Joiner:
             last = History(revision, content_hash)
         seen_to = max(seen_to, self._positions.get(opened.home, 0))
         self._remove(rollout_id)
-        self._closed[rollout_id] = _Closed(ending, last, opened.home, seen_to)
+        others = opened.began_after == _ANY or len(opened.spans) > (ending.attempt_id in opened.spans)
+        self._closed[rollout_id] = _Closed(ending, last, opened.home, seen_to, others)
         if len(self._closed) > self._bounds.closed:
-            self._closed.popitem(last=False)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, forgotten = self._closed.popitem(last=False)
+        complete_from_us = self._complete_from_us.get(forgotten.home)
+        if complete_from_us is not None:
+            # what is told of it from now on looks like a new rollout; by its age it is known not to be one
+            oldest = max(complete_from_us, forgotten.ending.dispatched_at_us + 1)
+            self._complete_from_us[forgotten.home] = oldest
 
     def _remove(self, rollout_id: str) -> None:
         opened = self._open.pop(rollout_id)

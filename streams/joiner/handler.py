@@ -69,7 +69,8 @@ class JoinerHandler(BatchHandler):
         self._partitions = 0
         self._homes: dict[str, int] = {}
         self._outbox: list[Outgoing] = []
-        self._written_before: dict[Partition, int] = {}
+        self._outputs: list[Partition] = []
+        self._horizons: dict[str, tuple[ReadBack, Mapping[Partition, int]]] = {}
         self._next_look = 0.0
         self._looks: dict[str, tuple[float, float]] = {}
         self._blocked_since: float | None = None
@@ -87,13 +88,12 @@ class JoinerHandler(BatchHandler):
         self._homes.clear()
         spans = [partition for partition in partitions if partition.topic == "spans"]
         committed = self._log.committed_offsets(spans)
+        self._outputs = [Partition("triplets", number) for number in range(self._log.partition_count("triplets"))]
+        written = any(self._log.end_offsets(self._outputs).values())
         for partition in spans:
-            # a partition never committed is read from its beginning, so nothing of it can have been missed
-            missed_before_us = self._clock_us() + CLOCK_SKEW_US if partition in committed else 0
-            self._joiner.assign(partition.number, missed_before_us)
-        # what earlier joiners wrote lies below these offsets
-        outputs = [Partition("triplets", number) for number in range(self._log.partition_count("triplets"))]
-        self._written_before = dict(self._log.end_offsets(outputs))
+            # the first joiner of all reads a partition from its beginning and can have missed nothing
+            first = partition not in committed and not written
+            self._joiner.assign(partition.number, 0 if first else self._clock_us() + CLOCK_SKEW_US)
         return {}
 
     def revoked(self, partitions: list[Partition], *, lost: bool) -> None:
@@ -149,6 +149,7 @@ class JoinerHandler(BatchHandler):
         return home
 
     def _advance(self) -> None:
+        self._empty_outbox()
         joiner = self._joiner
         waiting = [Partition("spans", number) for number in joiner.partitions_without_barrier()]
         if waiting:
@@ -163,6 +164,9 @@ class JoinerHandler(BatchHandler):
                 self._outbox.append(Outgoing("triplets", output.event))
             else:
                 self._outbox.append(Outgoing("rejects", _reject(output)))
+        self._empty_outbox()
+
+    def _empty_outbox(self) -> None:
         if self._outbox:
             # kept until written: the loop calls again with the same records, which then change nothing
             self._write(self._outbox)
@@ -170,10 +174,12 @@ class JoinerHandler(BatchHandler):
 
     def _read_back(self, wanted: list[ReadBack]) -> None:
         applied = self._store.applied_offsets()
-        caught_up = all(applied.get(partition, 0) >= end for partition, end in self._written_before.items())
+        horizons = self._history_horizons(wanted)
         blocked = 0
         for want in wanted:
-            if applied.get(("spans", want.partition), 0) < want.offset or (want.history and not caught_up):
+            written = horizons[want.rollout_id][1] if want.history else {}
+            behind = any(applied.get(partition, 0) < end for partition, end in written.items())
+            if behind or applied.get(("spans", want.partition), 0) < want.offset:
                 blocked += 1
                 continue
             found = self._store.get_spans(want.rollout_id, want.attempt_id)
@@ -184,6 +190,19 @@ class JoinerHandler(BatchHandler):
             history = None if last is None else History(last["revision"], last["content_hash"])
             self._joiner.on_read_back(want, spans, history)
         self._complain_when_blocked(blocked)
+
+    def _history_horizons(self, wanted: list[ReadBack]) -> dict[str, tuple[ReadBack, Mapping[Partition, int]]]:
+        """How far the store must be to know all that was ever written for a rollout: the ends of the triplets topic
+        at the time its history was first wanted."""
+        known = self._horizons
+        historic = [want for want in wanted if want.history]
+        kept = {w.rollout_id: known[w.rollout_id] for w in historic if known.get(w.rollout_id, (None,))[0] is w}
+        if len(kept) < len(historic):
+            now = self._log.end_offsets(self._outputs)
+            for want in historic:
+                kept.setdefault(want.rollout_id, (want, now))
+        self._horizons = kept
+        return kept
 
     def _complain_when_blocked(self, blocked: int) -> None:
         now = self._monotonic()
