@@ -95,6 +95,8 @@ class LogReader:
         return bounds
 
     def _offsets_for_times(self, places: list[Any]) -> list[Any]:
+        if not places:
+            return []  # The client takes an empty list for an error.
         timeout = self._settings.connect_timeout_seconds
         answers = self._ask(lambda: self._consumer.offsets_for_times(places, timeout=timeout))
         for answer in answers:
@@ -162,18 +164,16 @@ class LogReader:
     def group_lag(self, groups: list[str]) -> dict[str, dict[str, int]]:
         """Group -> topic (without namespace) -> records it has not committed past.
 
-        A group counts for the topics it has committed offsets of; a group unknown to the broker is left out.
+        A group counts for the topics it has committed offsets of; one without any is left out.
         """
-        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from confluent_kafka import ConsumerGroupTopicPartitions
 
         prefix = self._settings.topic("")
         committed: list[tuple[str, str, int, int]] = []
         for group in groups:
             (answer,) = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-            try:
-                places = answer.result(timeout=self._settings.connect_timeout_seconds).topic_partitions or []
-            except KafkaException:
-                continue
+            found = self._ask(lambda answer=answer: answer.result(timeout=self._settings.connect_timeout_seconds))
+            places = found.topic_partitions or []
             committed += [
                 (group, place.topic.removeprefix(prefix), place.partition, place.offset)
                 for place in places

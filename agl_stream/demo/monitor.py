@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from agl_stream.cli.log_reader import LogReader
@@ -13,7 +14,8 @@ from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 
-_LAG_EVERY_SECONDS = 2.0
+_ASK_EVERY_SECONDS = 2.0
+_PATIENCE_SECONDS = 3.0
 
 
 class Monitor:
@@ -22,7 +24,8 @@ class Monitor:
     def __init__(self, settings: Settings, run_id: str, steps_wanted: int) -> None:
         self.progress = Progress(run_id)
         self._steps_wanted = steps_wanted
-        self._reader = LogReader(settings)
+        # Not to freeze the view for long while a broker is being restarted.
+        self._reader = LogReader(replace(settings, connect_timeout_seconds=_PATIENCE_SECONDS))
         self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=False))
         self._reader.follow(
             {topic: {p: low for p, (low, _) in self._reader.bounds(topic).items()} for topic in ("batches", "triplets")}
@@ -47,11 +50,7 @@ class Monitor:
                 self.progress.batch(event)
             else:
                 self.progress.joined(event)
-        now = time.monotonic()
-        self._rollout_rate.observe(now, len(self.progress.ended_rollouts))
-        if now - self._asked_at > _LAG_EVERY_SECONDS:
-            self._asked_at = now
-            self._ask(now)
+        self._rollout_rate.observe(time.monotonic(), len(self.progress.ended_rollouts))
 
     def spans(self) -> int:
         """Spans written since this monitor began to look."""
@@ -75,7 +74,12 @@ class Monitor:
             lag=self._lag,
         )
 
-    def _ask(self, now: float) -> None:
+    def ask(self) -> None:
+        """Ask for spans and lag, when the last time is a while ago."""
+        now = time.monotonic()
+        if now - self._asked_at < _ASK_EVERY_SECONDS:
+            return
+        self._asked_at = now
         try:
             self._span_rate.observe(now, self.spans())
             lag = self._reader.group_lag(self._reader.groups())

@@ -115,6 +115,7 @@ def _watch(
             name = "training" if len(progress.steps) < plan.steps else "held-out prompts, after"
         with phases.phase(name):
             monitor.look(_LOOK_SECONDS)
+            monitor.ask()
         view.update(monitor.snapshot(name))
 
 
