@@ -31,14 +31,12 @@ from agl_stream.streams.lifecycle.table import open_table
 from agl_stream.streams.lifecycle.worker import LifecycleWorker
 from agl_stream.streams.store import open_store
 
-_EVENT_TYPES = (
-    "RolloutRequested",
-    "ControlRequested",
-    "AttemptStatusChanged",
-    "RolloutStateChanged",
-    "AttemptDispatched",
-    "RecordRejected",
-)
+_INPUTS = {
+    "RolloutRequested": {},
+    "ControlRequested": {"rollout_id": "", "action": "cancel"},
+    "AttemptStatusChanged": {"rollout_id": "", "attempt_id": "", "attempt_number": 1, "status": "running"},
+}
+_OUTPUTS = ("RolloutStateChanged", "AttemptDispatched", "RecordRejected")
 
 
 def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[], None] | None = None) -> None:
@@ -53,13 +51,12 @@ def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[],
         instance = settings.lifecycle_instance or stack.enter_context(stable_name("lifecycle", folder))
         app, inputs = build_app(settings, instance=instance, partitions=partitions, folder=folder)
         codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
-        for event_type in _EVENT_TYPES:
-            # asks the registry now, rather than while the first rollouts wait
-            codec.encoder(event_type)
+        _warm_up(codec)
         producer = EventProducer(settings, name="lifecycle", codec=codec, linger_ms=0.0)
         stack.callback(producer.close)
         resources = ResourceReader(settings, codec)
         stack.callback(resources.close)
+        resources.view()
         store = open_store(settings, read_only=True)
         stack.callback(store.close)
         offsets = GroupOffsets(settings, settings.group("lifecycle"))
@@ -82,3 +79,11 @@ def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[],
         )
         worker = LifecycleWorker(settings, app, inputs, executor, processor, table, offsets)
         asyncio.run(worker.run(stop, ready or (lambda: None)))
+
+
+def _warm_up(codec: Codec) -> None:
+    """Ask the registry for every schema in use now, rather than while the first rollouts wait."""
+    for event_type, example in _INPUTS.items():
+        codec.decode(codec.encode(event_type, example))
+    for event_type in _OUTPUTS:
+        codec.encoder(event_type)

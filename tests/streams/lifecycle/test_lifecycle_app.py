@@ -97,7 +97,7 @@ def test_from_request_to_success(scene: Scene):
     offer = scene.offer(rollout_id)
     assert offer["attempt_id"] == attempt_id(rollout_id, 1) and offer["delivery"] == 1
     assert (offer["input"], offer["group_id"], offer["run_id"]) == ('"6*7"', "gr-1", "run-1")
-    assert scene.view.states()[rollout_id]["status"] == "queuing"
+    scene.wait_status(rollout_id, "queuing")
     scene.report(offer, "preparing", worker_id="w", worker_instance="w-1")
     assert scene.wait_status(rollout_id, "preparing")["attempts"][0]["worker_id"] == "w"
     scene.report(offer, "running")
