@@ -183,7 +183,7 @@ def test_foreign_partitions_and_missing_ids(scene: Scene):
     assert raw.flush(10) == 0
     derived = derived_rollout_id("rollout-requests", 1, place[0].offset())
     assert scene.offer(derived)["input"] == '"anonymous"'
-    assert scene.view.states()[derived]["requested_at_us"] == place[0].timestamp()[1] * 1000
+    assert scene.wait_status(derived, "queuing")["requested_at_us"] == place[0].timestamp()[1] * 1000
 
 
 def test_broken_records_become_rejects_and_nothing_stops(scene: Scene):
