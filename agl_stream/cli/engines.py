@@ -40,15 +40,21 @@ def broker_unreachable(settings: Settings, why: object) -> EngineUnreachable:
     )
 
 
+def new_admin_client(settings: Settings) -> AdminClient:
+    """An admin client, not yet connected."""
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient(client_config(settings))
+
+
 def reach_broker(settings: Settings) -> tuple[AdminClient, ClusterMetadata]:
     """An admin client and the cluster's metadata.
 
     Blocks up to `connect_timeout_seconds`; raises EngineUnreachable when no broker answers by then.
     """
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient(client_config(settings))
+    admin = new_admin_client(settings)
     deadline = time.monotonic() + settings.connect_timeout_seconds
     while True:
         # In slices, because a Ctrl-C is only seen between calls into the client.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from agl_stream.cli.engines import broker_unreachable, client_config, reach_broker
-from agl_stream.errors import AglStreamError, NotFound
+from agl_stream.cli.engines import broker_unreachable, client_config, new_admin_client, reach_broker
+from agl_stream.errors import AglStreamError, EngineUnreachable, NotFound
 from agl_stream.settings import Settings
 
 _POLL_SECONDS = 0.5
@@ -171,8 +171,8 @@ class LogReader:
         prefix = self._settings.topic("")
         committed: list[tuple[str, str, int, int]] = []
         for group in groups:
-            (answer,) = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-            found = self._ask(lambda answer=answer: answer.result(timeout=self._settings.connect_timeout_seconds))
+            request = [ConsumerGroupTopicPartitions(group)]
+            found = self._ask_admin(lambda admin, r=request: next(iter(admin.list_consumer_group_offsets(r).values())))
             places = found.topic_partitions or []
             committed += [
                 (group, place.topic.removeprefix(prefix), place.partition, place.offset)
@@ -189,9 +189,7 @@ class LogReader:
 
     def groups(self) -> list[str]:
         """Consumer groups of this namespace."""
-        answer = self._ask(
-            lambda: self._admin.list_consumer_groups().result(timeout=self._settings.connect_timeout_seconds)
-        )
+        answer = self._ask_admin(lambda admin: admin.list_consumer_groups())
         prefix = f"{self._settings.namespace}."
         return sorted(g.group_id for g in answer.valid if g.group_id.startswith(prefix))
 
@@ -209,6 +207,15 @@ class LogReader:
             elif error.fatal() or (error.code() > 0 and not error.retriable()):
                 raise AglStreamError(f"{message.topic() or 'the log'} cannot be read: {error.str()}")
         return records
+
+    def _ask_admin(self, call: Callable[[Any], Any]) -> Any:
+        """The answer to a question to the cluster; `call` gets the client and returns a future."""
+        try:
+            return self._ask(lambda: call(self._admin).result(timeout=self._settings.connect_timeout_seconds))
+        except EngineUnreachable:
+            # This client never asks a group's coordinator again once that one has been restarted; a new one does.
+            self._admin = new_admin_client(self._settings)
+            raise
 
     def _ask(self, call: Any) -> Any:
         from confluent_kafka import KafkaException

@@ -211,3 +211,31 @@ def commit_first_span(settings: Settings) -> None:
 def bounds(settings: Settings, topic: str) -> dict[int, tuple[int, int]]:
     with LogReader(settings) as reader:
         return reader.bounds(topic)
+
+
+def test_lag_is_found_again_after_a_restart_of_the_broker(settings: Settings, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from agl_stream.cli.topics import apply
+    from agl_stream.errors import EngineUnreachable
+    from agl_stream.infra.embedded.testing import BrokerThread
+
+    with BrokerThread(tmp_path / "again") as broker:
+        own = replace(settings, bootstrap_servers=broker.bootstrap_servers, connect_timeout_seconds=2.0)
+        apply(own)
+        foreign = Producer({"bootstrap.servers": own.bootstrap_servers})
+        foreign.produce(own.topic("spans"), value=b"x", partition=0)
+        foreign.produce(own.topic("spans"), value=b"x", partition=0)
+        foreign.flush()
+        commit_first_span(own)
+        reader = LogReader(own)
+        expected = {own.group("sink"): {"spans": 1}}
+        assert reader.group_lag(reader.groups()) == expected
+    with BrokerThread(tmp_path / "again", port=int(own.bootstrap_servers.partition(":")[2])):
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                assert reader.group_lag([own.group("sink")]) == expected
+                break
+            except EngineUnreachable:
+                assert time.monotonic() < deadline
