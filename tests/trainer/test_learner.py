@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -218,11 +219,14 @@ def test_waiting_names_what_is_missing_and_stops_when_told(
 ) -> None:
     stop = threading.Event()
 
-    def play(request: Event) -> Event:
-        return scripted(request)
+    def stop_once_told() -> None:
+        deadline = time.monotonic() + 30
+        while "step 1 has waited" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.05)
+        stop.set()
 
     learner = Learner(settings, config, PlainBackend(model_dir), stop=stop)
-    threading.Timer(1.2, stop.set).start()
+    threading.Thread(target=stop_once_told, daemon=True).start()
     state = learner.run()
     assert state.step == 0
     assert "step 1 has waited" in caplog.text
