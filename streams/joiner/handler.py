@@ -20,8 +20,8 @@ from agl_stream.streams.store import StateReader
 
 CLOCK_SKEW_US = 5_000_000
 """How far the clocks of lifecycle and joiner may differ."""
-_LOOK_SECONDS = 5.0
-_FIRST_LOOK_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+_FIRST_LOOK_SECONDS = 3.0
 _LONGEST_LOOK_SECONDS = 300.0
 _FORGET_SECONDS = 3600.0
 _COMPLAIN_SECONDS = 30.0
