@@ -332,6 +332,9 @@ class BatchLoop:
             for wire, partition in zip(assigned, partitions, strict=True):
                 wire.offset = starts.get(partition, OFFSET_INVALID)
             consumer.assign(assigned)
+            # The client remembers over a rebalance what was paused in it: a partition that was lost while the handler
+            # was slow would come back silent.
+            consumer.resume(assigned)
             self._assigned = set(partitions)
             self._paused = False
             if self._ready is not None:
