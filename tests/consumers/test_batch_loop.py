@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from agl_stream.consumers.batch_loop import BatchHandler, BatchLoop, Partition, 
 from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.errors import AglStreamError, EngineUnreachable, TooManyRejects
+from agl_stream.infra.embedded.testing import BrokerThread
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.ids import event_id
@@ -452,3 +454,32 @@ def test_work_that_outlasts_the_budget_is_handed_over_unfinished(settings: Setti
             release.set()
             first.join()
             assert committed(settings) == ends(settings)
+
+
+def test_partitions_lost_while_paused_come_back_awake(tmp_path: Path) -> None:
+    """The broker dies while the handler is slow, so the loop has paused; the client remembers that over a rebalance."""
+    begun, release = threading.Event(), threading.Event()
+
+    def slow_at_first(records: list[Record]) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    with BrokerThread(tmp_path) as broker:
+        port = int(broker.bootstrap_servers.rsplit(":", 1)[1])
+        settings = Settings(
+            bootstrap_servers=broker.bootstrap_servers, namespace="paused", partitions=PARTITIONS, linger_ms=0
+        )
+        make_topics(settings, "spans", "rejects")
+        producer = EventProducer(settings, name="test", codec=CODEC)
+        send_spans(producer, 50)
+        running = Running(settings, producer, collector := Collector(slow_at_first))
+        running.__enter__()
+        assert begun.wait(30)
+        wait_until(lambda: running.loop._paused)
+    with BrokerThread(tmp_path, port=port):
+        wait_until(lambda: not running.loop._assigned)
+        release.set()
+        send_spans(producer, 50, start=50)
+        wait_until(lambda: collector.seen() == set(range(100)))
+        running.__exit__(None, None, None)
+        producer.close()
