@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 ARGS   ?=
+WORKERS ?= 2
 
 .PHONY: help setup demo test faults lint types bench clean
 
@@ -20,7 +21,7 @@ demo: $(STAMP)  ## train the tool agent, end to end, on embedded engines; ARGS="
 	@$(BIN)/agl-stream demo $(ARGS)
 
 test: $(STAMP)  ## all tests but the slowest
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 faults: $(STAMP)  ## the tests that kill, pause and break things
 	@$(BIN)/python -m pytest -m "slow" $(ARGS)
