@@ -207,9 +207,8 @@ def test_nothing_is_left_running(story: Story) -> None:
 
 def test_ctrl_c_ends_a_demo_cleanly(tmp_path: Path) -> None:
     run = Run(tmp_path / "data")
-    run.until((tmp_path / "data" / "logs" / "trainer.log").exists, _START_SECONDS, "the trainer is being started")
+    run.until(lambda: len(children(run.process.pid)) >= 5, _START_SECONDS, "most processes are being started")
     processes = list(children(run.process.pid))
-    assert len(processes) >= 5
     run.process.send_signal(signal.SIGINT)
     out, _ = run.process.communicate(timeout=60)
     assert (run.process.returncode, out) == (130, "")
