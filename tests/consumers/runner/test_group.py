@@ -176,7 +176,7 @@ async def test_poison_is_rejected_and_the_rest_runs(bench: Any) -> None:
         rejects = await bench.watch.wait(
             lambda: len(found := bench.watch.events("rejects")) == 3 and found, "three rejects"
         )
-    assert [reject["reason_code"] for reject in rejects] == ["not_framed", "unknown_schema", "wrong_event"]
+    assert {reject["reason_code"] for reject in rejects} == {"not_framed", "unknown_schema", "wrong_event"}
     assert {(reject["source_topic"], reject["rejected_by"]) for reject in rejects} == {("dispatch", "runner")}
 
 
