@@ -144,12 +144,14 @@ def announcement(state: RolloutState) -> Event:
 
 
 def offer(state: RolloutState) -> Event:
-    """The AttemptDispatched of the latest attempt, without ``producer``. One event_id per attempt and delivery."""
+    """The AttemptDispatched of the latest attempt, without ``producer``. One event_id per attempt, delivery and what it
+    carries: an offer told again after a crash has the request as updated since, and is not the same event then."""
     request = state["request"]
     assert request is not None
     latest = state["attempts"][-1]
     event: Event = {name: request[name] for name in REQUEST_FIELDS}
-    event["event_id"] = event_id("dispatch", latest["attempt_id"], latest["delivery"])
+    updates = [part for name, stamp in sorted(state["stamps"].items()) for part in (name, *stamp)]
+    event["event_id"] = event_id("dispatch", latest["attempt_id"], latest["delivery"], *updates)
     event["occurred_at_us"] = latest["dispatched_at_us"]
     event["rollout_id"] = state["rollout_id"]
     event["attempt_id"] = latest["attempt_id"]

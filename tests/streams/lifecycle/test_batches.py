@@ -226,6 +226,17 @@ def test_death_at_any_moment(data: st.DataObject):
         assert places == {latest["dispatch_partition"]}
 
 
+def test_an_offer_told_again_after_an_update_is_another_event():
+    """A crash between state and effects of the update: the offer, told again, carries the updated request."""
+    update = control("update", payload='{"metadata": {"note": 1}}')
+    process = Process([incoming(entry, offset) for offset, entry in enumerate([requested(), update])])
+    with pytest.raises(Died):
+        process.live([1, 1], 6)
+    process.live([1, 1], -1)
+    offers = {event["event_id"]: event["metadata"] for event in told(process.log, "dispatch")}
+    assert list(offers.values()) == ["{}", '{"note":1}']
+
+
 def without_place(state: RolloutState | None) -> Any:
     """A state without what depends on the batches and the dispatcher's turn."""
     if state is None:
