@@ -31,15 +31,11 @@ class Settings:
     """An immutable set of values; ``load`` makes one, ``dataclasses.replace`` varies one."""
 
     # where things are
-    dir: str = _setting(
-        DEFAULT_FOLDER, "Data folder. Default: .agl-stream here or in the nearest parent that has one."
-    )
+    dir: str = _setting(DEFAULT_FOLDER, "Data folder. Default: .agl-stream here or in the nearest parent that has one.")
     bootstrap_servers: str = _setting("127.0.0.1:9092", "Kafka bootstrap servers, host:port[,host:port].")
     registry_url: str = _setting("http://127.0.0.1:8081", "Confluent-compatible schema registry.")
     gateway_url: str = _setting("http://127.0.0.1:4747", "The gateway, as agents reach it.")
-    upstream_url: str = _setting(
-        "http://127.0.0.1:8000/v1", "OpenAI-compatible inference server behind the gateway."
-    )
+    upstream_url: str = _setting("http://127.0.0.1:8000/v1", "OpenAI-compatible inference server behind the gateway.")
     upstream_model: str = _setting("policy", "Model agents are given when their rollout names no resources.")
     upstream_api_key: str = _setting("", "Bearer key sent to the inference server.", secret=True)
     gateway_token: str = _setting(

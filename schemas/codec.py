@@ -1,33 +1,30 @@
-"""Events to bytes and back: fastavro in the Confluent wire format.
+"""Events to bytes and back: Avro in the Confluent wire format.
 
 Written: byte 0, schema id as four-byte big-endian integer, Avro body. Read as well: the newer form in which the
 id travels in the record header ``__value_schema_id`` (byte 0 and a four-byte id there, too) and the value is the
 bare body; the GUID form (byte 1 and 16 bytes) is refused by name.
 
-A codec is cheap per event: schemas are parsed once per id, an encoder is one closure, and a body written with
-the current schema is read without resolution.
+A codec is cheap per event: what is written and read with the current schema goes through code compiled for it
+(:mod:`.compiled`); a body of another version goes through fastavro (:mod:`.foreign`).
 """
 
 from __future__ import annotations
 
-import io
-import json
 import struct
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
-
-import fastavro
-from fastavro.schema import parse_schema
 
 from agl_stream.errors import BodyUndecodable, EncodeError, NotOurFraming, UnknownSchema
 from agl_stream.schemas import events
+from agl_stream.schemas.compiled import Reader, Writer, compile_reader, compile_writer
+from agl_stream.schemas.foreign import resolving_reader
 from agl_stream.schemas.registry import LocalRegistry, Registry
 
 SCHEMA_ID_HEADER = "__value_schema_id"
 _FRAME = struct.Struct(">bI")
 Headers = Iterable[tuple[str, bytes]] | None
 Encoder = Callable[[events.Event], bytes]
-_Reader = Callable[[io.BytesIO], events.Event]
 
 
 class Codec:
@@ -37,7 +34,7 @@ class Codec:
         """``projections``: event type -> names of the fields to decode; the others are skipped. It pays where
         skipped bodies are large (tens of kilobytes); on small events resolution costs more than it saves."""
         self._registry = registry if registry is not None else LocalRegistry()
-        self._readers: dict[int, tuple[str, _Reader]] = {}
+        self._readers: dict[int, tuple[str, Reader]] = {}
         self._encoders: dict[str, Encoder] = {}
         self._projections = projections or {}
 
@@ -50,18 +47,18 @@ class Codec:
         if (known := self._encoders.get(event_type)) is not None:
             return known
         schema_id = self._registry.id_of(event_type)
-        schema: Any = parse_schema(json.loads(json.dumps(events.current(event_type))))
+        schema = events.current(event_type)
         frame = _FRAME.pack(0, schema_id)
-        write = fastavro.schemaless_writer
+        write = compiled_writer(event_type)
+        join = b"".join
 
         def encode(event: events.Event) -> bytes:
-            out = io.BytesIO()
-            out.write(frame)
+            pieces = [frame]
             try:
-                write(out, schema, event)
+                write(event, pieces)
+                return join(pieces)
             except (TypeError, ValueError, KeyError, AttributeError, OverflowError, struct.error) as error:
                 raise EncodeError(f"{event_type} does not fit its schema: {error}{_culprit(schema, event)}") from None
-            return out.getvalue()
 
         self._encoders[event_type] = encode
         return encode
@@ -74,10 +71,8 @@ class Codec:
         reader = self._readers.get(schema_id)
         if reader is None:
             reader = self._readers[schema_id] = self._make_reader(schema_id)
-        body = io.BytesIO(value)
-        body.seek(start)
         try:
-            event = reader[1](body)
+            event, end = reader[1](value, start)
         except (
             ValueError,
             TypeError,
@@ -89,27 +84,35 @@ class Codec:
             OverflowError,
         ) as error:
             raise BodyUndecodable(f"{reader[0]} (schema id {schema_id}) does not decode: {error!r}") from None
-        if body.tell() != len(value):
-            raise BodyUndecodable(f"{reader[0]} (schema id {schema_id}) leaves {len(value) - body.tell()} bytes unread")
+        if end != len(value):
+            amiss = f"leaves {len(value) - end} bytes unread" if end < len(value) else "is cut short"
+            raise BodyUndecodable(f"{reader[0]} (schema id {schema_id}) {amiss}")
         return reader[0], event
 
-    def _make_reader(self, schema_id: int) -> tuple[str, _Reader]:
+    def _make_reader(self, schema_id: int) -> tuple[str, Reader]:
         written = self._registry.schema_of(schema_id)
         name = str(written.get("name", "")) if isinstance(written, dict) else ""
         if name not in events.EVENT_TYPES:
             raise UnknownSchema(f"schema id {schema_id} is {name or 'no record'}, which is no event of agl-stream")
-        writer: Any = parse_schema(json.loads(json.dumps(written)))
         current = events.current(name)
         wanted = self._projections.get(name)
         if wanted is not None:
             current = _project(current, wanted)
-        reader: Any = None if written == current else parse_schema(json.loads(json.dumps(current)))
-        read = fastavro.schemaless_reader
+        elif written == current:
+            return name, compiled_reader(name)
+        return name, resolving_reader(written, current)
 
-        def decode(body: io.BytesIO) -> events.Event:
-            return read(body, writer, reader)  # type: ignore[return-value]
 
-        return name, decode
+@cache
+def compiled_writer(event_type: str) -> Writer:
+    """The writer of an event type's current schema."""
+    return compile_writer(events.current(event_type))
+
+
+@cache
+def compiled_reader(event_type: str) -> Reader:
+    """The reader of an event type's current schema."""
+    return compile_reader(events.current(event_type))
 
 
 def _schema_id(value: bytes, headers: Headers) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from agl_stream.producers.task_producer import TaskProducer
 from agl_stream.schemas.clock import HybridClock, now_us
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.events import Event
-from agl_stream.schemas.ids import attempt_id, new_id, new_span_id, new_trace_id
+from agl_stream.schemas.ids import attempt_id, new_id, new_rollout_id, new_span_id, new_trace_id
 from agl_stream.schemas.tokens import pack_floats, pack_ids
 from agl_stream.settings import Settings
 from agl_stream.streams.store import open_store
@@ -81,7 +81,7 @@ def run(
         "stages_us": {"encode": _encode_us(size), "produce": round(own_cpu / sent * 1e6, 1), **cpu},
         "sizes": {
             "spans": sent,
-            "span_bytes": len(Codec().encode("SpanRecorded", make_span("ro-0", "at-0", 1, size))),
+            "span_bytes": _span_bytes(size),
             "spans_per_rollout": _SPANS_PER_ROLLOUT,
             "partitions": settings.partitions,
             "latency_samples": _LATENCY_SAMPLES,
@@ -137,9 +137,9 @@ class _Bench:
         self._end(rollout_ids)
 
     def _send_spans(self, rollout_id: str) -> None:
-        attempt = attempt_id(rollout_id, 1)
+        like = make_span(rollout_id, attempt_id(rollout_id, 1), self._size)
         for _ in range(_SPANS_PER_ROLLOUT):
-            self._producer.send("spans", make_span(rollout_id, attempt, self._clock.tick(), self._size), key=rollout_id)
+            self._producer.send("spans", next_span(like, self._clock.tick()), key=rollout_id)
 
     def _end(self, rollout_ids: list[str]) -> None:
         for rollout_id in rollout_ids:
@@ -183,27 +183,35 @@ class _Bench:
                 raise AglStreamError(f"rollout {rollout_id} has {found} of {_SPANS_PER_ROLLOUT} triplets")
 
 
-def make_span(rollout_id: str, attempt: str, sequence_id: int, size: int) -> Event:
-    """A model call of about ``size`` encoded bytes, with token ids, logprobs and bodies."""
-    now = now_us()
+def make_span(rollout_id: str, attempt: str, size: int) -> Event:
+    """A model call of about ``size`` encoded bytes, with token ids, logprobs and bodies; without what each span has
+    of its own (``next_span``)."""
     filler = "x" * max(size - 640, 0)
     return {
         "rollout_id": rollout_id,
         "attempt_id": attempt,
-        "span_id": new_span_id(),
         "trace_id": new_trace_id(),
-        "sequence_id": sequence_id,
         "name": "openai.chat.completion",
         "kind": "llm_call",
         "status": "ok",
-        "started_at_us": now - 1000,
-        "ended_at_us": now,
         "model": "policy",
         "prompt_token_ids": pack_ids(range(40)),
         "response_token_ids": pack_ids(range(16)),
         "response_logprobs": pack_floats([-0.5] * 16),
         "finish_reason": "stop",
         "request": '{"messages":[{"role":"user","content":"' + filler + '"}]}',
+    }
+
+
+def next_span(like: Event, sequence_id: int) -> Event:
+    """A further span of the attempt that ``like`` is of."""
+    now = now_us()
+    return {
+        **like,
+        "span_id": new_span_id(),
+        "sequence_id": sequence_id,
+        "started_at_us": now - 1000,
+        "ended_at_us": now,
         "attributes": '{"gen_ai.response.id":"' + new_id() + '"}',
     }
 
@@ -213,10 +221,18 @@ def _chunks(items: list[str], length: int) -> Iterator[list[str]]:
         yield items[start : start + length]
 
 
+def _span_bytes(size: int) -> int:
+    """Length of one record, with what the producer adds to each event."""
+    event = next_span(make_span(new_rollout_id(), attempt_id("", 1), size), HybridClock().tick())
+    common = {"event_id": new_id(), "occurred_at_us": now_us(), "producer": {"name": "bench", "instance": "0" * 12}}
+    return len(Codec().encode("SpanRecorded", {**event, **common}))
+
+
 def _encode_us(size: int) -> float:
     """Wall time to build and encode one span, in this process, with nothing else to do."""
     encode, count = Codec().encoder("SpanRecorded"), 2000
+    like = make_span(new_rollout_id(), attempt_id("", 1), size)
     started = time.perf_counter()
     for number in range(count):
-        encode(make_span("ro-0", "at-0", number, size))
+        encode(next_span(like, number))
     return round((time.perf_counter() - started) / count * 1e6, 1)

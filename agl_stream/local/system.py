@@ -93,7 +93,8 @@ class LocalSystem:
         self._prepare_log()
         supervisor.spawn(
             self.spec("lifecycle", "streams", "--only", "lifecycle,watchdog"),
-            self.spec("sink", "streams", "--only", "sink,joiner"),
+            self.spec("sink", "streams", "--only", "sink"),
+            self.spec("joiner", "streams", "--only", "joiner"),
             self.spec("gateway", "gateway", "--port", str(ports.gateway)),
         )
         # Together, since they take their time to load; whoever is first waits for the others.

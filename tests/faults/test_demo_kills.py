@@ -33,6 +33,7 @@ VICTIMS = {
     "gateway": "cli.main gateway",
     "lifecycle": "--only lifecycle",
     "sink": "--only sink",
+    "joiner": "--only joiner",
     "broker": "cli.main broker",
     "serve": "cli.main serve",
     "trainer": "cli.main trainer",

@@ -7,6 +7,7 @@ import json
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import fastavro
 import pytest
@@ -118,6 +119,54 @@ def test_an_unknown_enum_symbol_becomes_unknown() -> None:
     fastavro.schemaless_writer(out, fastavro.parse_schema(newer), {"rollout_id": "ro-1", "action": "teleport"})
     _, event = Codec(OneMore()).decode(struct.pack(">bI", 0, 500) + out.getvalue())
     assert event["action"] == "unknown"
+
+
+def foreign(change: Any) -> Codec:
+    """A codec whose registry has ControlRequested as ``change`` makes it, under id 500."""
+    schema = json.loads(json.dumps(events.current("ControlRequested")))
+    change(schema["fields"])
+
+    class OneMore(LocalRegistry):
+        def schema_of(self, schema_id: int) -> events.Schema:
+            return schema if schema_id == 500 else super().schema_of(schema_id)
+
+    return Codec(OneMore())
+
+
+def field(name: str, kind: Any) -> Any:
+    return lambda fields: fields.append({"name": name, "type": kind})
+
+
+def retyped(name: str, kind: Any) -> Any:
+    return lambda fields: next(f for f in fields if f["name"] == name).update(type=kind)
+
+
+_EMPTY = {"type": "record", "name": "Empty", "fields": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (retyped("rollout_id", "long"), "mismatch"),
+        (lambda fields: fields.remove(next(f for f in fields if f["name"] == "rollout_id")), "No default"),
+        (retyped("rollout_id", "nonsense"), "not Avro"),
+        (field("self", ["null", "ControlRequested"]), "contains itself"),
+        (field("many", {"type": "array", "items": "null"}), "take no bytes"),
+        (field("many", {"type": "array", "items": _EMPTY}), "take no bytes"),
+        (
+            lambda fields: [field("one", _EMPTY)(fields), field("m", {"type": "array", "items": "Empty"})(fields)],
+            "no bytes",
+        ),
+        (field("deep", json.loads('{"type": "array", "items": ' * 40 + '"long"' + "}" * 40)), "32 levels"),
+    ],
+)
+def test_a_foreign_schema_that_does_not_fit_is_a_reject_and_no_crash(change: Any, said: str) -> None:
+    """Somebody registered another schema under our event's name: a reject for the record, never the end of a loop."""
+    codec = foreign(change)
+    with pytest.raises(DecodeError, match=said):
+        codec.decode(struct.pack(">bI", 0, 500) + bytes(60))
+    with pytest.raises(DecodeError):
+        codec.decode(struct.pack(">bI", 0, 500) + b"\xfe\xff\xff\xff\xff\x0f" * 20)
 
 
 def test_projection_decodes_only_the_wanted_fields() -> None:
