@@ -88,7 +88,7 @@ def test_endpoints_are_printed_and_found_by_other_verbs(up: Up) -> None:
 
 def test_memory_at_rest_is_below_400_mb(up: Up) -> None:
     pids = [up.process.pid, *threads_children(up.process.pid)]
-    assert len(pids) == 6
+    assert len(pids) == 7
     total = sum(pss_bytes(pid) for pid in pids)
     assert 50e6 < total < 400e6, f"{total / 1e6:.0f} MB"
 
@@ -166,7 +166,7 @@ def test_nothing_survives_kill_9(tmp_path: Path) -> None:
     up = Up(tmp_path / "data", *ports())
     up.endpoints()
     children = threads_children(up.process.pid)
-    assert len(children) == 5
+    assert len(children) == 6
     up.process.kill()
     up.process.wait()
     deadline = time.monotonic() + 10
