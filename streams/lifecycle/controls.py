@@ -18,6 +18,7 @@ import orjson
 from agl_stream.schemas.events import Event
 from agl_stream.streams.lifecycle.attempt import offered_again
 from agl_stream.streams.lifecycle.decide import closed, next_attempt
+from agl_stream.streams.lifecycle.limits import problem_of_limits
 from agl_stream.streams.lifecycle.state import CONTROLS_KEPT, RolloutState, is_offered, is_terminal
 from agl_stream.streams.lifecycle.step import Input, Step, is_object
 
@@ -120,16 +121,8 @@ def _problem_of(fields: dict[str, Any]) -> str:
     config = fields.get("config", {})
     if not isinstance(config, dict):
         return "config is not an object"
-    checks = {
-        "timeout_seconds": lambda v: v is None or (_is_number(v) and v > 0),
-        "unresponsive_seconds": lambda v: v is None or (_is_number(v) and v > 0),
-        "max_attempts": lambda v: isinstance(v, int) and v >= 1,
-        "retry_condition": lambda v: isinstance(v, list) and all(isinstance(word, str) for word in v),
-        "backoff_seconds": lambda v: _is_number(v) and v >= 0,
-    }
-    for name, value in config.items():
-        if name not in checks or not checks[name](value):
-            return f"config.{name} cannot be {value!r}"
+    if problem := problem_of_limits(config):
+        return problem
     if not isinstance(fields.get("metadata", {}), dict):
         return "metadata is not an object"
     if fields.get("mode", "train") not in _MODES:
@@ -169,7 +162,3 @@ def _changes(state: RolloutState, fields: dict[str, Any], event: Event, step: St
             if name == "input":
                 request["input_ref"] = None
     return {**state, "request": request, "stamps": stamps}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -30,6 +30,7 @@ from agl_stream.streams.lifecycle.attempt import STATUSES, join, new_attempt
 from agl_stream.streams.lifecycle.controls import apply_control
 from agl_stream.streams.lifecycle.decide import closed, follow
 from agl_stream.streams.lifecycle.effects import Effect, Source
+from agl_stream.streams.lifecycle.limits import possible_limits, problem_of_limits
 from agl_stream.streams.lifecycle.resources import ResourceView
 from agl_stream.streams.lifecycle.state import (
     ATTEMPT_FIELDS,
@@ -125,8 +126,11 @@ def _requested(state: RolloutState, given: Input, step: Step) -> RolloutState:
     if problem is not None:
         reason_code, detail = problem
         step.reject(given, reason_code, detail)
-        # what cannot be read or carried ends here: everybody downstream may rely on JSON of a bounded size
-        request["input"], request["metadata"] = "null", "{}"
+        # What cannot be read or carried ends here: everybody downstream may rely on JSON of a bounded size, and on
+        # limits that are numbers.
+        if reason_code in ("bad_json", "record_too_large"):
+            request["input"], request["metadata"] = "null", "{}"
+        request["config"] = possible_limits(request["config"])
         accepted = closed(accepted, "failed", reason_code, at_us)
     elif pinned is None:
         version = event["resources_version"]
@@ -148,6 +152,8 @@ def _problem_of(given: Input) -> tuple[str, str] | None:
         return "bad_json", "input is not JSON"
     if not is_object(event["metadata"]):
         return "bad_json", "metadata is not a JSON object"
+    if problem := problem_of_limits(event["config"]):
+        return "impossible_transition", problem
     return None
 
 
