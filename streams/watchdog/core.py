@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import event_id
-from agl_stream.streams.watchdog.view import OpenRollout, View
+from agl_stream.streams.watchdog.view import OpenRollout, View, length_us
 
 _LOST_GRACE_US = 3_000_000
+_MOST_DOUBLINGS = 64
+"""Of a backoff of a microsecond: half a million years."""
 
 
 class Due(NamedTuple):
@@ -91,15 +93,15 @@ def judge(
 
 
 def _timed_out(rollout: OpenRollout, now_us: int) -> bool:
-    limit = rollout.state["config"]["timeout_seconds"]
-    return limit is not None and now_us - rollout.latest["started_at_us"] > limit * 1e6
+    limit_us = length_us(rollout.state["config"]["timeout_seconds"])
+    return limit_us is not None and now_us - rollout.latest["started_at_us"] > limit_us
 
 
 def _timeout(rollout: OpenRollout) -> Due:
     latest = rollout.latest
     limit = rollout.state["config"]["timeout_seconds"]
     # dated when the limit was passed: an end that came before it was earlier, however late it is read
-    at_us = latest["started_at_us"] + int(limit * 1e6) + 1
+    at_us = latest["started_at_us"] + (length_us(limit) or 0) + 1
     name = event_id("watchdog", "timeout", latest["attempt_id"], latest["delivery"], latest["started_at_us"])
     return _report(rollout, "timeout", name, at_us, "attempt_timeout", f"longer than timeout_seconds={limit:g}")
 
@@ -115,8 +117,7 @@ def _seems_lost(view: View, rollout: OpenRollout) -> bool:
 
 def _silence_limit(view: View, rollout: OpenRollout, limits: Limits) -> int:
     """The silence that this attempt may keep, in microseconds; 0: any."""
-    asked = rollout.state["config"]["unresponsive_seconds"]
-    own = int(asked * 1e6) if asked is not None else 0
+    own = length_us(rollout.state["config"]["unresponsive_seconds"]) or 0
     worker = view.workers.get(rollout.latest["worker_id"] or "")
     # only of a worker that has been heard of: others may send no heartbeats at all
     dead = max(limits.worker_lost_us, 3 * worker.interval_us) if worker is not None and limits.worker_lost_us else 0
@@ -175,11 +176,13 @@ def _report(rollout: OpenRollout, status: str, name: str, at_us: int, reason_cod
 
 def _backoff_over(rollout: OpenRollout, now_us: int) -> list[Due]:
     state, latest = rollout.state, rollout.latest
-    backoff = state["config"]["backoff_seconds"]
-    if state["status"] != "requeuing" or backoff <= 0:
+    if state["status"] != "requeuing":
         return []
+    # none is over at once: the limit may have been lifted, or never been a number, while its rollout waits for it
+    backoff_us = length_us(state["config"]["backoff_seconds"]) or 0
+    doublings = min(max(latest["attempt_number"] - 1, 0), _MOST_DOUBLINGS)
     ended_at_us = latest["ended_at_us"] or state["occurred_at_us"]
-    if now_us - ended_at_us < backoff * 2 ** (latest["attempt_number"] - 1) * 1e6:
+    if now_us - ended_at_us < backoff_us << doublings:
         return []
     name = event_id("watchdog", "backoff", latest["attempt_id"], state["version"])
     return [_control(rollout, "requeue", name, now_us, "backoff", "{}")]

@@ -6,13 +6,16 @@ an attempt, and after a restart everything counts as just seen.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agl_stream.schemas.events import Event
+from agl_stream.streams.lifecycle.limits import LONGEST_SECONDS
 
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 _FORGET_US = 600_000_000
+_LONGEST_INTERVAL_US = 86_400_000_000
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class SeenWorker:
 
     instance: str
     interval_us: int
+    """Its promise; 0: none that can be kept to. At most a day, so that nobody is exempt from being given up."""
     is_stopped: bool
     holds: frozenset[str]
     seen_at_us: int
@@ -87,7 +91,7 @@ class View:
             self.heard[attempt_id] = seen_at_us
         self.workers[event["worker_id"]] = SeenWorker(
             instance=event["worker_instance"],
-            interval_us=int(event["interval_seconds"] * 1e6),
+            interval_us=min(length_us(event["interval_seconds"]) or 0, _LONGEST_INTERVAL_US),
             is_stopped=event["status"] == "stopped",
             holds=held,
             seen_at_us=seen_at_us,
@@ -116,6 +120,16 @@ class View:
             if now_us - offer.seen_at_us > _FORGET_US and key not in self.rollouts
         ]:
             del self.offers[rollout_id]
+
+
+def length_us(seconds: float | None) -> int | None:
+    """Microseconds, from 1 up to those of LONGEST_SECONDS; None for what is no length of time.
+
+    The topics are open to anybody, and a double may be negative, infinite or no number at all.
+    """
+    if seconds is None or not math.isfinite(seconds) or seconds <= 0:
+        return None
+    return max(int(min(seconds, LONGEST_SECONDS) * 1e6), 1)
 
 
 def _moment(event: Event) -> tuple[Any, ...]:
