@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,27 @@ ENV_PREFIX = "AGL_STREAM_"
 DEFAULT_FOLDER = ".agl-stream"
 ENDPOINTS_FILE = "endpoints.json"
 
-_FROM_ENDPOINTS = ("bootstrap_servers", "registry_url", "gateway_url", "upstream_url")
+SHARED_BY_FOLDER = (
+    "bootstrap_servers",
+    "registry_url",
+    "gateway_url",
+    "upstream_url",
+    "upstream_model",
+    "namespace",
+    "partitions",
+    "store_url",
+    "blob_root",
+)
+"""Settings of a running system that whoever works in its folder has to share; none is secret."""
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
-def _setting(default: Any, doc: str, *, secret: bool = False) -> Any:
-    return field(default=default, metadata={"doc": doc, "secret": secret})
+def _setting(
+    default: Any, doc: str, *, secret: bool = False, least: float | None = None, pattern: str | None = None
+) -> Any:
+    """``least``: the smallest number allowed; None: above zero. ``pattern``: what a text must match as a whole."""
+    return field(default=default, metadata={"doc": doc, "secret": secret, "least": least, "pattern": pattern})
 
 
 @dataclass(frozen=True)
@@ -43,7 +61,7 @@ class Settings:
     )
     store_url: str = _setting("", "State store; empty: SQLite at <dir>/state.db.")
     blob_root: str = _setting("", "Folder or fsspec address of claim-checked payloads; empty: <dir>/blobs.")
-    namespace: str = _setting("agl", "Prefix of topics and consumer groups.")
+    namespace: str = _setting("agl", "Prefix of topics and consumer groups.", pattern="[A-Za-z0-9._-]{1,200}")
 
     # shape of the log
     partitions: int = _setting(8, "Partitions of every topic that is keyed by rollout or group.")
@@ -54,8 +72,10 @@ class Settings:
     # producing
     delivery_timeout_seconds: float = _setting(120.0, "How long an event may wait for its acknowledgement.")
     connect_timeout_seconds: float = _setting(10.0, "How long a process looks for its engines at start.")
-    linger_ms: float = _setting(5.0, "How long a producer gathers events into a batch.")
-    compression: str = _setting("lz4", "Compression of produced batches: none, gzip, snappy, lz4, zstd.")
+    linger_ms: float = _setting(5.0, "How long a producer gathers events into a batch.", least=0)
+    compression: str = _setting(
+        "lz4", "Compression of produced batches: none, gzip, snappy, lz4, zstd.", pattern="none|gzip|snappy|lz4|zstd"
+    )
     buffer_events: int = _setting(100_000, "Events a producer holds unacknowledged before it blocks its caller.")
     buffer_bytes: int = _setting(134_217_728, "Bytes a producer holds unacknowledged before it blocks its caller.")
     max_task_bytes: int = _setting(16_777_216, "Longest line of a task file; above inline_limit_bytes by claim check.")
@@ -64,11 +84,15 @@ class Settings:
     gateway_allow_unrecorded: bool = _setting(
         False, "Whether the gateway passes calls whose path names no rollout; they are recorded for nobody."
     )
-    gateway_linger_ms: float = _setting(0.0, "As linger_ms, for spans whose call waits for the acknowledgement.")
+    gateway_linger_ms: float = _setting(
+        0.0, "As linger_ms, for spans whose call waits for the acknowledgement.", least=0
+    )
     gateway_max_body_bytes: int = _setting(16_777_216, "Largest request body the gateway takes.")
     gateway_max_answer_bytes: int = _setting(67_108_864, "Largest answer the gateway takes from the upstream.")
-    gateway_drain_seconds: float = _setting(30.0, "How long a stopping gateway waits for calls in flight.")
-    upstream_patience_seconds: float = _setting(60.0, "How long a call waits for an upstream that is away or busy.")
+    gateway_drain_seconds: float = _setting(30.0, "How long a stopping gateway waits for calls in flight.", least=0)
+    upstream_patience_seconds: float = _setting(
+        60.0, "How long a call waits for an upstream that is away or busy.", least=0
+    )
     upstream_timeout_seconds: float = _setting(600.0, "Longest silence of the upstream within a call.")
 
     # consuming
@@ -78,20 +102,24 @@ class Settings:
     # running agents
     runner_slots: int = _setting(8, "Rollouts a runner runs at once.")
     heartbeat_seconds: float = _setting(5.0, "How often a worker says that it lives and what it holds.")
-    drain_seconds: float = _setting(30.0, "How long a stopping runner lets its rollouts finish.")
-    resources_wait_seconds: float = _setting(30.0, "How long an attempt waits for resources not on the log yet.")
+    drain_seconds: float = _setting(30.0, "How long a stopping runner lets its rollouts finish.", least=0)
+    resources_wait_seconds: float = _setting(
+        30.0, "How long an attempt waits for resources not on the log yet.", least=0
+    )
 
     # lifecycle and watchdog
-    lifecycle_store: str = _setting("memory", "Where the lifecycle keeps open rollouts: memory or rocksdb.")
+    lifecycle_store: str = _setting(
+        "memory", "Where the lifecycle keeps open rollouts: memory or rocksdb.", pattern="memory|rocksdb"
+    )
     lifecycle_instance: str = _setting(
         "", "Stable name of a lifecycle process in its group; empty: the first free one of this machine."
     )
-    closed_grace_seconds: float = _setting(600.0, "How long the lifecycle keeps a rollout after its end.")
-    early_hold_seconds: float = _setting(60.0, "How long an event waits for the rollout it speaks of.")
+    closed_grace_seconds: float = _setting(600.0, "How long the lifecycle keeps a rollout after its end.", least=0)
+    early_hold_seconds: float = _setting(60.0, "How long an event waits for the rollout it speaks of.", least=0)
     watchdog_interval_seconds: float = _setting(1.0, "How often the watchdog looks at open attempts.")
     claim_lease_seconds: float = _setting(30.0, "How long an offered attempt may stay unclaimed before it is renewed.")
     worker_lost_seconds: float = _setting(
-        60.0, "Silence of a runner that has sent heartbeats after which its attempts are given up; 0: never."
+        60.0, "Silence of a runner that has sent heartbeats after which its attempts are given up; 0: never.", least=0
     )
     stall_seconds: float = _setting(60.0, "Standstill with work waiting after which a stream process gives up.")
 
@@ -121,7 +149,9 @@ class Settings:
         values["dir"] = str(folder.expanduser().absolute())
         for name, value in _read_endpoints(folder).items():
             if sources[name] == "default" and value:
-                values[name], sources[name] = str(value), "folder"
+                values[name], sources[name] = _parse(known[name], str(value)), "folder"
+        for name, value in values.items():
+            _check(known[name], value)
         return cls(**values), sources
 
     @property
@@ -143,13 +173,25 @@ class Settings:
 def _parse(spec: Any, text: str) -> Any:
     kind = type(spec.default)
     try:
-        if kind is bool:
-            return {"1": True, "true": True, "yes": True, "on": True}.get(text.lower(), False)
-        return kind(text)
-    except ValueError:
+        return _SWITCH[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        wanted = f"one of {', '.join(_SWITCH)}" if kind is bool else f"a {kind.__name__}"
         raise SettingError(
-            f"{ENV_PREFIX}{spec.name.upper()}={text!r} is not a {kind.__name__}; {spec.metadata['doc']}"
+            f"{ENV_PREFIX}{spec.name.upper()}={text!r} is not {wanted}; {spec.metadata['doc']}"
         ) from None
+
+
+def _check(spec: Any, value: Any) -> None:
+    """Raises SettingError for a value of the right type that nothing could work with."""
+    least, pattern = spec.metadata["least"], spec.metadata["pattern"]
+    wanted = None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or (value <= 0 if least is None else value < least):
+            wanted = "above 0" if least is None else f"{least:g} or more"
+    elif pattern is not None and not re.fullmatch(pattern, str(value)):
+        wanted = pattern.replace("|", ", ") if "[" not in pattern else f"text of the form {pattern}"
+    if wanted is not None:
+        raise SettingError(f"{ENV_PREFIX}{spec.name.upper()}={value!r} must be {wanted}; {spec.metadata['doc']}")
 
 
 def _find_folder() -> Path:
@@ -160,9 +202,11 @@ def _find_folder() -> Path:
     return here / DEFAULT_FOLDER
 
 
-def _read_endpoints(folder: Path) -> dict[str, str]:
+def _read_endpoints(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / ENDPOINTS_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return {name: found[name] for name in _FROM_ENDPOINTS if name in found} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: found[name] for name in SHARED_BY_FOLDER if isinstance(found.get(name), str | int)}

@@ -84,12 +84,17 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(verbs.items()), col_max=12)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "auto_envvar_prefix": "AGL_STREAM"}
+"""The prefix gives every option of a verb an environment name: AGL_STREAM_TRAINER_MODEL is `trainer --model`."""
+
+
+@click.group(cls=LazyGroup, context_settings=_CONTEXT)
 def cli() -> None:
     """Trains AI agents from what they do, with a Kafka log between the agents and the learner.
 
-    Every setting has an environment name AGL_STREAM_<NAME>; inside the folder of a running `agl-stream up`
-    no setting is needed. `agl-stream doctor` shows all settings and where each comes from.
+    Every setting has an environment name AGL_STREAM_<NAME>, and every option of a verb AGL_STREAM_<VERB>_<OPTION>.
+    Inside the folder of a running `agl-stream up` no setting is needed. `agl-stream doctor` shows all settings and
+    where each comes from.
     """
 
 

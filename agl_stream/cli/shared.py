@@ -31,13 +31,21 @@ def add_shared_options(command: click.Command) -> click.Command:
     for name, (option, metavar, text) in _SETTINGS.items():
         if option not in taken:
             command.params.append(
-                click.Option([option, name], metavar=metavar, help=text, expose_value=False, callback=_remember)
+                click.Option(
+                    [option, name],
+                    metavar=metavar,
+                    help=text,
+                    expose_value=False,
+                    callback=_remember,
+                    allow_from_autoenv=False,  # settings have environment names of their own
+                )
             )
     if "-v" not in taken:
         command.params.append(
             click.Option(
                 ["-v", "--verbose"],
                 count=True,
+                allow_from_autoenv=False,
                 expose_value=False,
                 callback=_set_log_level,
                 help="Log more on stderr (-vv: everything).",

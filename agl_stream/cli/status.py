@@ -19,14 +19,15 @@ _OPEN_SHOWN = 1000
 _LISTED = 10
 
 
-def gather(settings: Settings, reader: LogReader, view: SystemView) -> dict[str, Any]:
-    """Everything `status` tells, as JSON values."""
+def gather(settings: Settings, reader: LogReader, view: SystemView, *, account: bool = False) -> dict[str, Any]:
+    """Everything `status` tells, as JSON values; with ``account`` the account of training rollouts as well."""
     from agl_stream.cli.views import WAITING_STATUSES
 
     now_us = time.time_ns() // 1000
     rollouts = view.rollouts_by_status()
     lag_by_topic = reader.group_lag(reader.groups())
     resources = view.resources()
+    told: dict[str, Any] = {"account": _account(view)} if account else {}
     return {
         "bootstrap_servers": settings.bootstrap_servers,
         "namespace": settings.namespace,
@@ -47,7 +48,20 @@ def gather(settings: Settings, reader: LogReader, view: SystemView) -> dict[str,
             for published in resources
         ],
         "steps": {p["learner_id"]: p["step"] for p in resources if p["learner_id"] is not None},
+        **told,
     }
+
+
+def _account(view: SystemView) -> dict[str, Any]:
+    from agl_stream.errors import UsageError
+
+    account = view.account()
+    if account is None:
+        raise UsageError(
+            "the account of rollouts is kept by the state store: run `agl-stream status --account` in the folder of "
+            "the running system (--dir), or set AGL_STREAM_STORE_URL"
+        )
+    return account
 
 
 def _open_attempts(view: SystemView, now_us: int) -> list[dict[str, Any]]:
@@ -96,9 +110,10 @@ def _age(since_us: int, now_us: int) -> float:
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Show it again every --interval until Ctrl-C.")
+@click.option("--account", is_flag=True, help="Add what became of every training rollout; reads all of them.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Seconds.")
 @output_option
-def command(watch: bool, interval: float, output: str) -> None:
+def command(watch: bool, account: bool, interval: float, output: str) -> None:
     """Show how the system stands: rollouts by status, queue, open attempts, lag of each consumer group, rejects by
     reason, workers, newest resources and training steps.
 
@@ -107,7 +122,7 @@ def command(watch: bool, interval: float, output: str) -> None:
     """
     settings = load_settings()
     while True:
-        found = _look(settings)
+        found = _look(settings, account)
         if output == "json":
             emit_json(found)
         else:
@@ -119,18 +134,36 @@ def command(watch: bool, interval: float, output: str) -> None:
         time.sleep(interval)
 
 
-def _look(settings: Settings) -> dict[str, Any]:
+def _look(settings: Settings, account: bool) -> dict[str, Any]:
     from agl_stream.cli.log_reader import LogReader
     from agl_stream.cli.view_choice import open_view
 
     with LogReader(settings) as reader, open_view(settings, reader) as view:
-        return gather(settings, reader, view)
+        return gather(settings, reader, view, account=account)
+
+
+def _account_lines(account: dict[str, Any]) -> list[str]:
+    dropped, failed = account["dropped"], account["failed"]
+    lines = [
+        f"account: {account['requested']:,} requested = {account['trained']:,} trained "
+        f"+ {sum(dropped.values()):,} dropped + {sum(failed.values()):,} failed "
+        f"+ {account['cancelled']:,} cancelled + {account['in_flight']:,} in flight"
+    ]
+    for name, reasons in (("dropped", dropped), ("failed", failed)):
+        if reasons:
+            lines.append(f"  {name}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))
+    for name in ("trained_twice", "unrequested"):
+        if account[name]:
+            lines.append(f"  {name.replace('_', ' ')}: {', '.join(account[name])}")
+    return lines
 
 
 def _as_text(found: dict[str, Any]) -> str:
     lines = [f"{found['bootstrap_servers']}, namespace {found['namespace']} (from the {found['source']})", ""]
     counts = ", ".join(f"{count:,} {status}" for status, count in sorted(found["rollouts"].items())) or "none yet"
     lines.append(f"rollouts: {counts}; {found['queue']:,} waiting")
+    if "account" in found:
+        lines += _account_lines(found["account"])
     if found["steps"]:
         lines.append("training: " + ", ".join(f"{name} at step {step}" for name, step in found["steps"].items()))
     lines.append(

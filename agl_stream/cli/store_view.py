@@ -45,6 +45,9 @@ class StoreView:
                 newest[published["resources_id"]] = published
         return sorted(newest.values(), key=lambda published: published["resources_id"])
 
+    def account(self) -> dict[str, Any]:
+        return self._store.account()
+
     def rollout(self, rollout_id: str) -> dict[str, Any] | None:
         return self._store.get_rollout(rollout_id)
 

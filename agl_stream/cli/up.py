@@ -44,9 +44,15 @@ def claim_ports(broker: int | None, registry: int | None, gateway: int | None) -
 @click.option(
     "--upstream", metavar="URL", help="OpenAI-compatible server behind the gateway [env AGL_STREAM_UPSTREAM_URL]."
 )
+@click.option("--upstream-model", metavar="NAME", help="Model agents are given [env AGL_STREAM_UPSTREAM_MODEL].")
 @output_option
 def command(
-    broker_port: int | None, registry_port: int | None, gateway_port: int | None, upstream: str | None, output: str
+    broker_port: int | None,
+    registry_port: int | None,
+    gateway_port: int | None,
+    upstream: str | None,
+    upstream_model: str | None,
+    output: str,
 ) -> None:
     """Start broker, registry, streams and gateway on this machine and keep them alive until Ctrl-C.
 
@@ -59,7 +65,7 @@ def command(
     from agl_stream.local.system import LocalSystem
     from agl_stream.supervise import Supervisor
 
-    settings = load_settings(upstream_url=upstream)
+    settings = load_settings(upstream_url=upstream, upstream_model=upstream_model)
     started = time.monotonic()
 
     def note(line: str) -> None:
@@ -73,7 +79,7 @@ def command(
             system = LocalSystem(folder, supervisor, ports, settings)
             system.start(cancelled=stop)
             if not stop.is_set():
-                folder.publish(system.endpoints)
+                folder.publish(system.endpoints, system.settings())
                 _announce(system.endpoints, output, time.monotonic() - started)
             while not stop.wait(0.5):
                 supervisor.check()

@@ -52,6 +52,10 @@ class SystemView(Protocol):
         fields (outcome, reason_code, reward, rows)."""
         ...
 
+    def account(self) -> dict[str, Any] | None:
+        """What became of every training rollout (`streams.ledger.core.Ledger`); None when only a state store knows."""
+        ...
+
 
 def settlements(batches: Iterable[dict[str, Any]], rollout_id: str) -> list[dict[str, Any]]:
     """What `SystemView.trainings` answers, from manifests; a repeated manifest counts once."""

@@ -74,7 +74,7 @@ def run_demo(plan: DemoPlan, folder_path: Path, view: View, stop: threading.Even
             others = [serve_spec(system, plan, files, server), *runner_specs(system, plan)]
             system.start(*others, trainer_spec(system, plan, files), cancelled=stop)
             _raise_if(stop)
-            folder.publish(system.endpoints)
+            folder.publish(system.endpoints, system.settings())
             monitor = Monitor(system.settings(), plan.run_id, plan.steps)
             stack.callback(monitor.close)
         training_started = time.monotonic()

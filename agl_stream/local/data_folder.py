@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import IO
 
 from agl_stream.errors import FolderNotWritable
-from agl_stream.settings import ENDPOINTS_FILE
+from agl_stream.settings import ENDPOINTS_FILE, SHARED_BY_FOLDER, Settings
 
 _LOCK_FILE = "up.lock"
 
@@ -77,11 +77,13 @@ class DataFolder:
             self._lock.close()
             self._lock = None
 
-    def publish(self, endpoints: Endpoints) -> None:
-        """Write the endpoints file; a reader sees all of it or nothing."""
+    def publish(self, endpoints: Endpoints, settings: Settings) -> None:
+        """Write the endpoints file, with those of ``settings`` that others in the folder have to share (the endpoints
+        win); a reader sees all of it or nothing."""
+        shared = {name: getattr(settings, name) for name in SHARED_BY_FOLDER}
         target = self.path / ENDPOINTS_FILE
         draft = target.with_name(target.name + ".new")
-        draft.write_text(json.dumps({**asdict(endpoints), "pid": os.getpid()}) + "\n")
+        draft.write_text(json.dumps({**shared, **asdict(endpoints), "pid": os.getpid()}) + "\n")
         draft.replace(target)
 
     def withdraw(self) -> None:

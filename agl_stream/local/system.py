@@ -42,6 +42,7 @@ class LocalSystem:
             ENV_PREFIX + "REGISTRY_URL": self.endpoints.registry_url,
             ENV_PREFIX + "GATEWAY_URL": self.endpoints.gateway_url,
             ENV_PREFIX + "UPSTREAM_URL": settings.upstream_url,
+            ENV_PREFIX + "UPSTREAM_MODEL": settings.upstream_model,
             ENV_PREFIX + "NAMESPACE": settings.namespace,
             ENV_PREFIX + "PARTITIONS": str(settings.partitions),
         }
@@ -54,6 +55,7 @@ class LocalSystem:
             registry_url=self.endpoints.registry_url,
             gateway_url=self.endpoints.gateway_url,
             upstream_url=self._environment[ENV_PREFIX + "UPSTREAM_URL"],
+            upstream_model=self._environment[ENV_PREFIX + "UPSTREAM_MODEL"],
             namespace=self._environment[ENV_PREFIX + "NAMESPACE"],
             partitions=int(self._environment[ENV_PREFIX + "PARTITIONS"]),
         )

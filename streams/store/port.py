@@ -155,7 +155,8 @@ class StateReader(Protocol):
         ...
 
     def account(self, run_id: str | None = None) -> dict[str, Any]:
-        """What became of the training rollouts of one run, or of all: see ``streams.ledger.core.Ledger``."""
+        """What became of the training rollouts (all but those of mode val and test) of one run, or of all:
+        see ``streams.ledger.core.Ledger``."""
         ...
 
     def counts(self) -> dict[str, int]:

@@ -156,7 +156,7 @@ class SqliteStore:
             rows = connection.execute(
                 "SELECT r.rollout_id, r.run_id, r.status, r.reason_code, "
                 "s.learner_id, s.step, s.outcome, s.reason_code FROM rollouts r LEFT JOIN settlements s "
-                f"USING (rollout_id) WHERE r.mode = 'train'{of_run} ORDER BY r.rollout_id",
+                f"USING (rollout_id) WHERE r.mode NOT IN ('val', 'test'){of_run} ORDER BY r.rollout_id",
                 run,
             )
             for (rollout_id, of, status, reason), told in groupby(rows, key=lambda row: row[:4]):

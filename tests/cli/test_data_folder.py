@@ -30,10 +30,12 @@ def endpoints(folder: Path) -> Endpoints:
 def test_endpoints_are_found_while_the_folder_is_held_and_not_afterwards(tmp_path: Path) -> None:
     with DataFolder(tmp_path / "data") as folder:
         assert Settings.load(dir=str(folder.path)).registry_url == "http://127.0.0.1:8081"
-        folder.publish(endpoints(folder.path))
+        running = Settings.load(namespace="team", upstream_url="http://127.0.0.1:4/v1", partitions=3)
+        folder.publish(endpoints(folder.path), running)
         found, sources = Settings.load_with_sources(dir=str(folder.path))
         assert (found.bootstrap_servers, found.registry_url) == ("127.0.0.1:1", "http://127.0.0.1:2")
         assert (found.gateway_url, sources["gateway_url"]) == ("http://127.0.0.1:3", "folder")
+        assert (found.namespace, found.upstream_url, found.partitions) == ("team", "http://127.0.0.1:4/v1", 3)
         assert json.loads((folder.path / "endpoints.json").read_text())["pid"] == os.getpid()
     assert Settings.load(dir=str(tmp_path / "data")).registry_url == "http://127.0.0.1:8081"
 

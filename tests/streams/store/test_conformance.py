@@ -300,16 +300,18 @@ def test_the_account_balances(store: StateStore) -> None:
         rollout("ro-6", status="running"),
         rollout("ro-7", mode="val"),
         rollout("ro-8", run_id="run-2"),
+        rollout("ro-9", run_id="run-2", mode="unknown"),
+        rollout("ro-10", mode="test"),
     )
     put(store, "BatchTrained", settled(1, ("ro-0", "trained", None), ("ro-1", "dropped", "no_reward")))
     put(store, "BatchTrained", settled(2, ("ro-2", "trained", None)), settled(2, ("ro-2", "trained", None)), offset=1)
     account = store.account()
     runs = account.pop("runs")
     assert account == {
-        "requested": 8, "trained": 2, "dropped": {"no_reward": 1}, "failed": {"agent_error": 1}, "cancelled": 1,
-        "in_flight": 3, "trained_twice": [], "unrequested": [], "balanced": True,
+        "requested": 9, "trained": 2, "dropped": {"no_reward": 1}, "failed": {"agent_error": 1}, "cancelled": 1,
+        "in_flight": 4, "trained_twice": [], "unrequested": [], "balanced": True,
     }  # fmt: skip
-    assert (runs["run-1"]["requested"], runs["run-2"]["in_flight"]) == (7, 1)
+    assert (runs["run-1"]["requested"], runs["run-2"]["in_flight"]) == (7, 2)
     assert store.account("run-1")["requested"] == 7
     assert store.account("run-none")["requested"] == 0
 
