@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agl_stream.errors import AglStreamError
 from agl_stream.schemas.tokens import unpack_floats, unpack_ids
 from agl_stream.trainer.window import EVICTED, ClosedGroup, Event
 
@@ -22,10 +21,6 @@ TRAINED, DROPPED, FAILED, CANCELLED = "trained", "dropped", "failed", "cancelled
 
 # rewards of all rollouts, index of each one's group -> advantage of each
 AdvantageFunction = Callable[[Sequence[float], Sequence[int]], Sequence[float]]
-
-
-class NothingToTrain(AglStreamError):
-    """A step's groups hold not one usable row; training on would only hide the fault."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def build_batch(
     """The batch of ``groups``; ``late`` siblings are settled as dropped.
 
     Only succeeded rollouts with a finite reward are trained, and only their rewards make the baseline: a failure of
-    machinery is never a reward of zero. Raises NothingToTrain, with the reasons counted, when no row is left.
+    machinery is never a reward of zero. Without any of them the batch has outcomes and no rows.
     """
     outcomes: list[dict[str, Any]] = []
     usable: list[tuple[Event, list[Row]]] = []
@@ -104,12 +99,7 @@ def build_batch(
             group_of += [number] * len(good)
     outcomes += [_outcome(event, "late_triplets", 0) for event in late]
     if not usable:
-        reasons = Counter(outcome["reason_code"] or outcome["outcome"] for outcome in outcomes)
-        counted = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-        raise NothingToTrain(
-            f"none of the step's {len(outcomes)} rollouts can be trained ({counted}); "
-            "see agl-stream show ROLLOUT for one of them, and the catalogue of reasons for the remedy"
-        )
+        return Batch([], outcomes)
     rewards = [float(event["reward"]) for event, _ in usable]
     weighted = _weigh([rows for _, rows in usable], advantages(rewards, group_of))
     adapter = f"{usable[0][0]['adapter']}@{usable[0][0]['adapter_version']}"

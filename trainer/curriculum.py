@@ -65,10 +65,15 @@ class Curriculum:
             indices.append(orders[epoch][place])
         return indices
 
-    def requests(self, step: int, resources_id: str, version: int) -> list[Task]:
-        """What ``step`` asks for: groups_per_step x group_size tasks, pinned to a resources version."""
+    def requests(self, step: int, resources_id: str, version: int, *, round_number: int = 0) -> list[Task]:
+        """What ``step`` asks for: groups_per_step x group_size tasks, pinned to a resources version.
+
+        A step that found nothing to train asks again: round 1 takes the prompts of the step that follows, and so on,
+        as rollouts of their own; that step asks for them, too.
+        """
         requests: list[Task] = []
-        for place, index in enumerate(self.chosen(step)):
+        first = round_number * self.groups_per_step
+        for place, index in enumerate(self.chosen(step + round_number), start=first):
             task = self.tasks[index]
             for sample in range(self.group_size):
                 requests.append(

@@ -1,9 +1,10 @@
 """The learner: collects groups, trains a step, makes it durable, announces it, waits until it is served.
 
 A step in order: collect, train, write the checkpoint (which holds the input offsets and the announcements), write
-the weights, publish the manifest, publish the resources, wait for a server, compare its logprobs. Only the
-checkpoint decides what has been trained. A crash before it repeats the step from the same input; a crash after it
-repeats the announcements, under the same ids. So each step is trained once, whatever is killed.
+the weights, publish the manifest, publish the resources, wait for a server, compare its logprobs. Groups that hold
+nothing to train are settled with the step, which collects others (``rounds``). Only the checkpoint decides what has
+been trained. A crash before it repeats the step from the same input; a crash after it repeats the announcements,
+under the same ids. So each step is trained once, whatever is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agl_stream.producers.task_producer import TaskProducer
 from agl_stream.schemas.clock import now_us
 from agl_stream.settings import Settings
 from agl_stream.trainer.advantage import grpo_advantages
-from agl_stream.trainer.batch import BatchConfig, Row, build_batch
+from agl_stream.trainer.batch import Batch, BatchConfig, Row, build_batch
 from agl_stream.trainer.checkpoint import CheckpointFolder, CheckpointMismatch, LearnerState
 from agl_stream.trainer.config import LearnerConfig
 from agl_stream.trainer.curriculum import Curriculum, read_tasks, validation_requests
@@ -34,11 +35,12 @@ from agl_stream.trainer.log_follower import LogFollower
 from agl_stream.trainer.manifest import build_manifest
 from agl_stream.trainer.progress import Stopwatch, add_to_totals, batch_metrics, shortened, validation_record
 from agl_stream.trainer.publication import ServerWatch, publish_batch, publish_resources, resources_event
+from agl_stream.trainer.rounds import gather
 from agl_stream.trainer.served_check import compare, served_completion
 from agl_stream.trainer.start import first_version, lock_learner
 from agl_stream.trainer.waiting import WaitReport, describe_missing, describe_window
 from agl_stream.trainer.weights import WeightsFolder
-from agl_stream.trainer.window import ClosedGroup, GroupWindow, WindowConfig
+from agl_stream.trainer.window import ClosedGroup, GroupWindow, WindowConfig, group_key
 
 log = logging.getLogger(__name__)
 
@@ -221,25 +223,8 @@ class Learner:
 
     def _step(self, step: int) -> None:
         started_at_us, watch = now_us(), Stopwatch()
-        if self._curriculum is not None:
-            requests = self._curriculum.requests(step, self.config.resources_id, self.state.version)
-            self._asked = self._tasks.enqueue_many(requests)
-        self._at("enqueued", step)
-        groups = self._collect(step)
+        batch, groups = gather(partial(self._collect, step), self._judge, f"step {step}")
         watch.lap("collect")
-        self._at("collected", step)
-        batch = build_batch(
-            groups,
-            self._intake.window.take_late(),
-            partial(grpo_advantages, by_std=self.config.advantage_by_std),
-            BatchConfig(
-                self.config.max_prompt_tokens,
-                self.config.max_response_tokens,
-                self.config.max_staleness,
-                self.config.min_siblings,
-            ),
-            version_in=self.state.version,
-        )
         trained = self._backend.step(batch.rows, version_in=self.state.version)
         watch.lap("train")
         self._at("trained", step)
@@ -299,16 +284,41 @@ class Learner:
                 self.config.logprob_limit,
             )
 
-    def _collect(self, step: int) -> list[ClosedGroup]:
+    def _collect(self, step: int, round_number: int) -> list[ClosedGroup]:
+        """Groups for a step; those that it asked for when it has tasks of its own."""
+        keys: list[str] | None = None
+        if self._curriculum is not None:
+            requests = self._curriculum.requests(
+                step, self.config.resources_id, self.state.version, round_number=round_number
+            )
+            # after a crash later rounds are on the log, too: their groups must wait for their turn
+            keys = list(dict.fromkeys(map(group_key, requests)))
+            self._asked = self._tasks.enqueue_many(requests)
+        self._at("enqueued", step)
         window = self._intake.window
         report = WaitReport(f"step {step}", self.config.report_seconds)
-        while (groups := window.take(self.config.groups_per_step)) is None:
+        while (groups := window.take(self.config.groups_per_step, keys)) is None:
             self._intake.poll(_POLL_SECONDS)
             window.close_due(now_us())
             report.tick(lambda: describe_window(window, self.config.groups_per_step, self._asked))
             if self._stop.is_set():
                 raise Stopped
+        self._at("collected", step)
         return groups
+
+    def _judge(self, groups: list[ClosedGroup]) -> Batch:
+        return build_batch(
+            groups,
+            self._intake.window.take_late(),
+            partial(grpo_advantages, by_std=self.config.advantage_by_std),
+            BatchConfig(
+                self.config.max_prompt_tokens,
+                self.config.max_response_tokens,
+                self.config.max_staleness,
+                self.config.min_siblings,
+            ),
+            version_in=self.state.version,
+        )
 
     def _announce(self, state: LearnerState) -> None:
         """Weights, manifest, resources, server: everything after the checkpoint; may be repeated at any point."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,16 +132,21 @@ class GroupWindow:
         group = self._closed[key] = self._open.pop(key)
         group.reason = reason
 
-    def take(self, groups: int) -> list[ClosedGroup] | None:
+    def take(self, groups: int, keys: Collection[str] | None = None) -> list[ClosedGroup] | None:
         """The ``groups`` groups that closed first, sorted by key, or None while there are fewer.
 
-        Taking settles them: the caller trains or drops every member, once.
+        With ``keys``: the groups of these keys, in place of the first, or None until all of them have closed. Taking
+        settles them: the caller trains or drops every member, once.
         """
-        if len(self._closed) < groups:
+        if keys is None:
+            if len(self._closed) < groups:
+                return None
+            keys = list(self._closed)[:groups]
+        elif not all(key in self._closed for key in keys):
             return None
         taken: list[ClosedGroup] = []
-        for _ in range(groups):
-            key, group = self._closed.popitem(last=False)
+        for key in keys:
+            group = self._closed.pop(key)
             members = tuple(group.members[rollout_id] for rollout_id in sorted(group.members))
             taken.append(ClosedGroup(key, members, group.size, group.reason))
             self._settled[key] = None if len(members) >= group.size else set(group.members)

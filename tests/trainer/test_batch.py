@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainer_makers import group, joined, triplet
 
 from agl_stream.schemas.reasons import REASONS
-from agl_stream.trainer.batch import Batch, BatchConfig, NothingToTrain, build_batch
+from agl_stream.trainer.batch import Batch, BatchConfig, build_batch
 from agl_stream.trainer.window import ClosedGroup, Event
 
 
@@ -122,10 +122,13 @@ def test_late_siblings_are_settled_as_dropped() -> None:
     assert outcome_of(batch, "dead") == ("failed", "late_triplets", 0)
 
 
-def test_nothing_to_train_names_the_reasons() -> None:
+def test_nothing_to_train_leaves_the_outcomes() -> None:
     members = [joined("a", reward=None), joined("b", reward=None), joined("c", status="failed", reason_code=None)]
-    with pytest.raises(NothingToTrain, match=r"none of the step's 3 rollouts .*no_reward 2, failed 1"):
-        build(members)
+    batch = build(members, late=[joined("late")])
+    assert batch.rows == []
+    assert batch.counts == {"dropped": 3, "failed": 1, "reason:no_reward": 2, "reason:failed": 1} | {
+        "reason:late_triplets": 1
+    }
 
 
 def test_responses_of_an_older_version_keep_their_logprobs_and_version() -> None:

@@ -87,3 +87,14 @@ def test_the_sums_are_split_once_and_for_all(tmp_path: Path) -> None:
     paths = write_tasks(tmp_path, 0)
     assert [t["input"] for t in read_tasks(paths[0])] == train
     assert [t["input"] for t in read_tasks(paths[1])] == held_out
+
+
+def test_a_further_round_of_a_step_asks_for_rollouts_of_its_own_with_the_next_prompts() -> None:
+    plan = curriculum()
+    asked = [plan.requests(5, "policy", 6, round_number=number) for number in range(3)] + [
+        plan.requests(6, "policy", 7)
+    ]
+    assert len({request["rollout_id"] for requests in asked for request in requests}) == 4 * 12
+    assert len({request["group_id"] for requests in asked for request in requests}) == 4 * 4
+    assert [r["input"] for r in asked[1]] == [r["input"] for r in asked[3]]
+    assert asked[2] == plan.requests(5, "policy", 6, round_number=2)

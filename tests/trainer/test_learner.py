@@ -21,7 +21,7 @@ from trainer_makers import PlainBackend, joined, make_topics, random_rows
 from agl_stream.errors import AglStreamError, FolderNotWritable
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.settings import Settings
-from agl_stream.trainer.batch import NothingToTrain
+from agl_stream.trainer import rounds
 from agl_stream.trainer.checkpoint import CheckpointMismatch
 from agl_stream.trainer.config import LearnerConfig
 from agl_stream.trainer.learner import STAGES, Learner
@@ -203,14 +203,45 @@ def test_failures_are_settled_and_a_missing_reward_is_dropped(
     assert totals["trained"] == 27 - totals["dropped"]
 
 
-def test_a_step_without_a_usable_rollout_stops_the_run_and_says_why(
-    settings: Settings, config: LearnerConfig, model_dir: Path, read: Read
+@pytest.mark.faults
+def test_groups_with_nothing_to_train_are_settled_with_the_step_and_others_collected_whatever_is_killed(
+    host: Host, settings: Settings, config: LearnerConfig, read: Read
 ) -> None:
+    """Two rounds without a reward, one that trains; killed before anything of it is durable."""
+    config = dataclasses.replace(config, steps=2)
+
+    def play(request: Event) -> Event:
+        event = scripted(request)
+        return event if len(feeder.played) >= 24 else joined(request["rollout_id"], reward=None, triplets=[])
+
+    with Feeder(settings, play) as feeder:
+        assert host.run(settings, config, kill=("trained", 1))["status"] == -9
+        assert read("batches") == []
+        ended = host.run(settings, config)
+    assert ended["status"] == 0 and "error" not in ended, ended
+    assert verify_chain(read("batches")) == 2
+    settled = {o["rollout_id"]: o for manifest in read("batches") for o in manifest["rollouts"]}
+    assert settled.keys() == feeder.played.keys() == {r["rollout_id"] for r in read("rollout-requests")}
+    assert [o["reason_code"] for o in settled.values() if o["outcome"] == "dropped"] == ["no_reward"] * 24
+    assert ended["summary"]["rollouts"] == {"trained": 24, "dropped": 24, "failed": 0, "cancelled": 0}
+
+
+def test_rounds_without_end_that_hold_nothing_to_train_stop_the_run_and_say_why(
+    settings: Settings,
+    config: LearnerConfig,
+    model_dir: Path,
+    read: Read,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(rounds, "MAX_ROUNDS", 3)
     with (
-        Feeder(settings, lambda request: joined(request["rollout_id"], reward=None, triplets=[])),
-        pytest.raises(NothingToTrain, match=r"12 rollouts .*no_reward 12"),
+        Feeder(settings, lambda request: joined(request["rollout_id"], reward=None, triplets=[])) as feeder,
+        pytest.raises(rounds.NothingToTrain, match=r"36 rollouts of 9 groups .*no_reward 36.*call emit_reward"),
     ):
         Learner(settings, config, PlainBackend(model_dir)).run()
+    assert len(feeder.played) == 36, "each round asks for rollouts of its own"
+    assert caplog.text.count("step 1: none of the 12 rollouts of 3 groups can be trained (no_reward 12)") == 3
     assert read("batches") == []
 
 

@@ -152,6 +152,16 @@ def test_groups_come_in_the_order_they_closed_and_sorted_within_a_step() -> None
     assert [g.key for g in window.take(1) or []] == ["group:b"]
 
 
+def test_groups_asked_for_by_key_are_taken_together_whatever_closed_before() -> None:
+    window = GroupWindow()
+    for name in ("c", "a", "b"):
+        for event in group(name, 2):
+            window.offer(event)
+    assert window.take(2, ["group:b", "group:d"]) is None
+    assert [g.key for g in window.take(2, ["group:b", "group:a"]) or []] == ["group:a", "group:b"]
+    assert window.ready == 1
+
+
 def test_without_group_id_a_rollout_is_a_group_of_its_own() -> None:
     window = GroupWindow()
     window.offer(joined("ro-1"))
