@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from agl_stream.producers import json_text, semconv
@@ -12,6 +12,8 @@ from agl_stream.producers import json_text, semconv
 Primitive: TypeAlias = str | bool | int | float
 Attribute: TypeAlias = Primitive | list[Primitive]
 _PRIMITIVES = (str, bool, int, float)
+LONGEST_TEXT = 10_000
+_LONGEST_STACK = 50_000
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Attribute]:
@@ -47,7 +49,7 @@ def _flatten_into(flat: dict[str, Attribute], key: str, value: Any) -> None:
         )
 
 
-def flatten_any(key: str, value: Any, *, longest: int = 10_000) -> dict[str, Attribute]:
+def flatten_any(key: str, value: Any, *, longest: int = LONGEST_TEXT) -> dict[str, Attribute]:
     """As ``flatten`` for one value of any type: what has no JSON form becomes its ``repr``, cut at ``longest``.
 
     For arguments and results of other people's functions, which must never make their call fail.
@@ -56,15 +58,27 @@ def flatten_any(key: str, value: Any, *, longest: int = 10_000) -> dict[str, Att
     try:
         _flatten_into(flat, key, json_text.loads(json_text.dumps(value)))
     except (TypeError, ValueError, RecursionError):
-        flat = {key: _safe_repr(value)[:longest]}
+        flat = {key: _safe_repr(value, longest)}
     return flat
 
 
-def _safe_repr(value: object) -> str:
+def safe_text(value: object, *, longest: int = LONGEST_TEXT) -> str:
+    """``str(value)`` of anything: never raises, has a UTF-8 form (what has none is escaped), is cut at ``longest``
+    characters before escaping."""
+    return _safely(str, value, longest)
+
+
+def _safe_repr(value: object, longest: int) -> str:
+    return _safely(repr, value, longest)
+
+
+def _safely(render: Callable[[object], str], value: object, longest: int) -> str:
     try:
-        return repr(value)
-    except Exception as error:  # noqa: BLE001 a foreign __repr__ may raise anything
-        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+        text = render(value)
+    except BaseException as error:  # noqa: BLE001 - a foreign __str__ or __repr__ may raise anything, even SystemExit
+        text = f"<{type(value).__name__}, whose {render.__name__} raises {type(error).__name__}>"
+    # by the methods of str itself: what came may be a subclass with methods of its own
+    return str.encode(str.__getitem__(text, slice(longest)), "utf-8", "backslashreplace").decode()
 
 
 def tags(names: Iterable[str]) -> dict[str, Attribute]:
@@ -83,12 +97,26 @@ def links(matches: Mapping[str, Primitive]) -> dict[str, Attribute]:
 
 
 def of_exception(error: BaseException, *, escaped: bool) -> dict[str, Attribute]:
-    """OpenTelemetry's attributes of an exception, with the stack trace of the agent's own code."""
+    """OpenTelemetry's attributes of an exception, with the stack trace of the agent's own code.
+
+    Never raises, whatever the exception's own methods do; long texts are cut, a stack in its middle.
+    """
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return {
-        semconv.EXCEPTION_TYPE: name,
-        semconv.EXCEPTION_MESSAGE: str(error),
-        semconv.EXCEPTION_STACKTRACE: "".join(traceback.format_exception(error)),
+        semconv.EXCEPTION_TYPE: safe_text(name),
+        semconv.EXCEPTION_MESSAGE: safe_text(error),
+        semconv.EXCEPTION_STACKTRACE: _stack_of(error),
         semconv.EXCEPTION_ESCAPED: escaped,
     }
+
+
+def _stack_of(error: BaseException) -> str:
+    try:
+        stack = "".join(traceback.format_exception(error))
+    except Exception as failure:  # noqa: BLE001 - formatting asks the exception's own notes, causes and line numbers
+        stack = f"the stack trace cannot be formatted ({type(failure).__name__})"
+    if len(stack) > _LONGEST_STACK:
+        # the agent's frames come first, the place that raised last
+        stack = f"{stack[: _LONGEST_STACK // 2]}\n[...]\n{stack[-_LONGEST_STACK // 2 :]}"
+    return safe_text(stack, longest=len(stack))

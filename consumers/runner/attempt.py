@@ -14,11 +14,12 @@ from agl_stream.agents import LitAgent
 from agl_stream.consumers.runner.agent_call import agent_call, attempted_rollout
 from agl_stream.consumers.runner.agent_host import AgentHost, AgentRun
 from agl_stream.consumers.runner.events import Claim, WorkerIdentity, attempt_event
-from agl_stream.consumers.runner.outcome import Outcome, describe, outcome_of_error, outcome_of_result
+from agl_stream.consumers.runner.outcome import Outcome, describe, outcome_of_error, outcome_of_result, shorten
 from agl_stream.consumers.runner.report import report_end
 from agl_stream.consumers.runner.resources_view import ResourcesView
 from agl_stream.consumers.runner.stops import Stop, timed_out
 from agl_stream.errors import BlobCorrupt, NotFound, UsageError
+from agl_stream.producers.attributes import safe_text
 from agl_stream.producers.claim_check import ClaimCheck
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.producers.spans import SpanWriter
@@ -92,7 +93,7 @@ class HeldAttempt:
         """Run the attempt. Raises nothing that an agent, its task or the broker can cause."""
         timer = self._start_timer()
         try:
-            await self._start()
+            await self._start_or_decide()
             decided = await self._decided
             outcome = await self._interrupt(decided) if isinstance(decided, Stop) else decided
             if outcome is not None:
@@ -111,6 +112,13 @@ class HeldAttempt:
             return None
         left = limit - (now_us() - self.claim.claimed_at_us) / 1e6
         return asyncio.get_running_loop().call_later(left, self.stop, timed_out(limit))
+
+    async def _start_or_decide(self) -> None:
+        try:
+            await self._start()
+        except Exception as error:  # noqa: BLE001 - an agent's own is_async, or no thread left to start it in
+            if not self._decided.done():
+                self._decided.set_result(_outcome_of(None, error))
 
     async def _start(self) -> None:
         """Prepare what the agent needs and call it; a failure to prepare decides the attempt."""
@@ -131,8 +139,7 @@ class HeldAttempt:
 
     def _returned(self, ended: asyncio.Future[tuple[Any, BaseException | None]]) -> None:
         if not self._decided.done():
-            result, error = ended.result()
-            self._decided.set_result(outcome_of_result(result) if error is None else outcome_of_error(error))
+            self._decided.set_result(_outcome_of(*ended.result()))
 
     def _is_ready(self) -> bool:
         dispatch = self.claim.dispatch
@@ -160,7 +167,7 @@ class HeldAttempt:
             task, metadata = json.loads(text), json.loads(dispatch["metadata"] or "{}")
             rollout = attempted_rollout(self.claim, shared.worker, task, metadata)
         except (NotFound, UsageError) as error:
-            return Outcome("failed", reason_code="unknown_resources", detail=str(error))
+            return Outcome("failed", reason_code="unknown_resources", detail=shorten(safe_text(error)))
         except (BlobCorrupt, OSError) as error:
             return Outcome("failed", reason_code="blob_missing", detail=describe(error))
         except (ValueError, RecursionError) as error:
@@ -184,6 +191,15 @@ class HeldAttempt:
                 self.claim.attempt_id,
             )
             await self._run.ended
+
+
+def _outcome_of(result: Any, error: BaseException | None) -> Outcome:
+    """Never raises: an attempt that is not decided holds its slot for ever, and heartbeats vouch for it."""
+    try:
+        return outcome_of_result(result) if error is None else outcome_of_error(error)
+    except BaseException:  # noqa: BLE001 - not even the type of what the agent gave can be named
+        code = "bad_result" if error is None else "agent_error"
+        return Outcome("failed", reason_code=code, detail="what the agent returned or raised cannot be described")
 
 
 def _log_failure(delivery: asyncio.Future[Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agl_stream.producers.attributes import safe_text
 from agl_stream.types import Span, SpanCoreFields
 
 _DETAIL_LIMIT = 500
@@ -29,11 +30,28 @@ class Outcome:
 
 def outcome_of_result(result: Any) -> Outcome:
     """None, a number (the reward; True is 1.0) or a sequence of spans is success; anything else a failed attempt
-    that says what was returned. A reward that is not finite fails: it would poison every mean it meets."""
+    that says what was returned. A reward that is not finite, or too large for a float, fails: it would poison every
+    mean it meets. Never raises: what fails when it is looked at is a ``bad_result``, too."""
+    try:
+        return _judged(result)
+    except BaseException as error:  # noqa: BLE001 - the result's own methods are foreign code, and may raise anything
+        kind = type(result).__name__
+        return Outcome(
+            "failed",
+            reason_code="bad_result",
+            detail=shorten(f"the agent returned a value of type {kind} that cannot be read: {describe(error)}"),
+        )
+
+
+def _judged(result: Any) -> Outcome:
     if result is None:
         return Outcome("succeeded")
     if isinstance(result, numbers.Real):
-        reward = float(result)
+        try:
+            reward = float(result)
+        except OverflowError:
+            detail = "the agent returned a reward that is too large for a float"
+            return Outcome("failed", reason_code="bad_reward", detail=detail)
         if math.isfinite(reward):
             return Outcome("succeeded", reward=reward)
         return Outcome("failed", reason_code="bad_reward", detail=f"the agent returned the reward {reward}")
@@ -58,9 +76,12 @@ def outcome_of_error(error: BaseException) -> Outcome:
 def is_upstream_failure(error: BaseException) -> bool:
     """Whether a model client says that its server was unreachable or failed (5xx, 429)."""
     kind = type(error)
-    if kind.__module__.partition(".")[0] not in _MODEL_CLIENTS:
+    if str(kind.__module__).partition(".")[0] not in _MODEL_CLIENTS:
         return False
-    status = getattr(error, "status_code", None)
+    try:
+        status = getattr(error, "status_code", None)
+    except Exception:  # noqa: BLE001 - a property of the client's
+        status = None
     return kind.__name__ in _UNREACHABLE or (isinstance(status, int) and (status >= 500 or status == 429))
 
 
@@ -72,11 +93,13 @@ def is_span(item: Any) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """``Type: message`` on one line, cut to a bounded length."""
-    return shorten(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    """``Type: message`` on one line, cut to a bounded length, with a UTF-8 form. Never raises."""
+    said = safe_text(error)
+    return shorten(f"{type(error).__name__}: {said}" if said else type(error).__name__)
 
 
 def shorten(text: str) -> str:
+    """One line of a bounded length."""
     line = " ".join(text[: _DETAIL_LIMIT * 4].split())
     return line if len(line) <= _DETAIL_LIMIT else line[: _DETAIL_LIMIT - 1] + "…"
 

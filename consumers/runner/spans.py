@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +31,8 @@ def exception_fields(error: BaseException) -> Event:
 def returned_span_fields(span: Any) -> Event:
     """Fields of a span that an agent returned. Rollout, attempt and order are the runner's to give.
 
-    Raises TypeError or ValueError for attributes that have no JSON form.
+    Raises TypeError or ValueError for attributes that have no JSON form and for times that are not finite. An
+    OpenTelemetry span is known by its shape only and may raise anything.
     """
     # imported here: OpenTelemetry is heavy, and few agents return spans
     from agl_stream.producers.otel.convert import event_of, typed_fields
@@ -47,9 +49,9 @@ def returned_span_fields(span: Any) -> Event:
         "attributes": json_text.dumps(span.attributes),
     }
     if span.start_time is not None:
-        fields["started_at_us"] = int(span.start_time * 1e6)
+        fields["started_at_us"] = _microseconds(span.start_time)
     if span.end_time is not None:
-        fields["ended_at_us"] = int(span.end_time * 1e6)
+        fields["ended_at_us"] = _microseconds(span.end_time)
     if isinstance(span, Span):
         fields |= {
             "span_id": span.span_id,
@@ -60,6 +62,12 @@ def returned_span_fields(span: Any) -> Event:
             "resource": span.resource.model_dump_json(),
         }
     return fields
+
+
+def _microseconds(seconds: float) -> int:
+    if not math.isfinite(seconds):
+        raise ValueError(f"a span's time is {seconds}; give seconds since the epoch")
+    return int(seconds * 1e6)
 
 
 def _agents_frames(frames: TracebackType | None) -> TracebackType | None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar, overload
 
 from agl_stream.producers import json_text, semconv
-from agl_stream.producers.attributes import Attribute, flatten, flatten_any, of_exception
+from agl_stream.producers.attributes import Attribute, flatten, flatten_any, of_exception, safe_text
 from agl_stream.producers.context import ActiveRollout, activate, current
 from agl_stream.producers.emitters.emit import emit
 from agl_stream.producers.spans import CLOCK
@@ -170,7 +170,7 @@ class Recording:
             }
             self._fields |= {
                 "status": "error",
-                "status_description": f"{type(error).__name__}: {error}"[:500],
+                "status_description": f"{type(error).__name__}: {safe_text(error)}"[:500],
                 "events": json_text.dumps([happened]),
             }
         self._written = emit(self._fields, propagate=self._propagate)

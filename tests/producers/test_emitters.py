@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_stream.producers.attributes import flatten, links, tags
+from agl_stream.producers.attributes import flatten, links, of_exception, tags
 from agl_stream.producers.context import activate, current
 from agl_stream.producers.emitters import (
     emit_annotation,
@@ -206,3 +206,37 @@ def test_tags_and_links():
         "agentlightning.link.0.key_match": "span_id",
         "agentlightning.link.0.value_match": "ab",
     }
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [_Unprintable(), ValueError("half \ud83d of a pair"), ValueError("x" * 3_000_000)])
+def test_an_exception_is_recorded_whatever_its_text(producer, log, rollout_id, error):
+    writer = SpanWriter(producer, rollout_id, "at-1")
+    with activate(writer):
+        emit_exception(error)
+        with pytest.raises(type(error)), operation(name="broken"):
+            raise error
+    writer.flush()
+    spans = log.events("spans", rollout_id, 2)
+    assert [span["kind"] for span in spans] == ["exception", "operation"]
+    assert json.loads(spans[0]["attributes"])["exception.message"]
+    assert spans[1]["status_description"].startswith(type(error).__name__)
+
+
+def test_a_long_stack_keeps_where_it_began_and_what_it_ended_in():
+    def deep(levels: int) -> None:
+        if levels == 0:
+            raise ValueError("y" * 60_000 + "the end")
+        deep(levels - 1)
+
+    with pytest.raises(ValueError) as caught:
+        deep(50)
+    stack = of_exception(caught.value, escaped=True)["exception.stacktrace"]
+    assert isinstance(stack, str) and len(stack) < 60_000
+    assert stack.startswith("Traceback") and stack.rstrip().endswith("the end")

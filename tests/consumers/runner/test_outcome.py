@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,8 +90,55 @@ def test_a_broken_model_endpoint_is_told_apart() -> None:
     assert codes == ["upstream_error", "upstream_error", "agent_error", "agent_error"]
 
 
-@given(st.text(max_size=5000))
+class Hostile(Exception):
+    """Raises whatever is asked of it, and cannot be printed."""
+
+    status_code = property(lambda self: 1 / 0)
+    __module__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        raise SystemExit("no")
+
+    __repr__ = __float__ = __iter__ = __len__ = __str__
+
+
+class Unreadable:
+    __class__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+class HostileList(list[Any]):
+    def __iter__(self) -> Any:
+        raise LookupError("no items")
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (lambda: 10**400, "bad_reward"),
+        (lambda: Fraction(10**400), "bad_reward"),
+        (Hostile, "bad_result"),
+        (Unreadable, "bad_result"),
+        (lambda: HostileList([1]), "bad_result"),
+        (lambda: [Unreadable()], "bad_result"),
+    ],
+)
+def test_results_that_cannot_be_looked_at_are_outcomes(result: Callable[[], object], code: str) -> None:
+    outcome = outcome_of_result(result())
+    assert (outcome.status, outcome.reason_code) == ("failed", code)
+    assert outcome.detail
+
+
+def test_errors_that_cannot_be_printed_are_outcomes() -> None:
+    assert outcome_of_error(Hostile()).detail == "Hostile: <Hostile, whose str raises SystemExit>"
+    hostile_client = type("APIError", (Hostile,), {"__module__": "openai"})
+    assert outcome_of_error(hostile_client()).reason_code == "agent_error"
+    broken_text = outcome_of_error(ValueError("half \ud83d of a pair")).detail
+    assert broken_text == "ValueError: half \\ud83d of a pair"
+    assert len(outcome_of_error(ValueError("long " * 10**6)).detail or "") <= 500
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=5000))
 def test_details_are_one_bounded_line(text: str) -> None:
     detail = describe(RuntimeError(text))
-    assert len(detail) <= 500
+    assert len(detail) <= 500 and detail.encode()
     assert len(detail.splitlines()) <= 1

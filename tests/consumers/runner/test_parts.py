@@ -114,6 +114,9 @@ def test_returned_spans_keep_their_place_and_meaning() -> None:
     assert (fields["status"], fields["status_description"]) == ("error", "no")
     with pytest.raises((TypeError, ValueError)):
         returned_span_fields(SpanCoreFields(name="x", attributes={"y": object()}))
+    for time in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="time"):
+            returned_span_fields(SpanCoreFields(name="x", end_time=time))
 
 
 def test_opentelemetry_spans_may_be_returned() -> None:
