@@ -122,7 +122,7 @@ class BatchFold:
                 return event_type, event
             problem, detail = "unknown_rollout", "the event names no rollout"
         assert problem is not None
-        writes.effects.append(rejected(source, problem, detail, at_us=source.timestamp_ms * 1000))
+        writes.effects.append(rejected(source, problem, detail, at_us=source.at_us))
         count = self._rejects_in_a_row[place] = self._rejects_in_a_row.get(place, 0) + 1
         if count >= self._reject_limit:
             writes.flood = TooManyRejects(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import event_id
+from agl_stream.streams.lifecycle.limits import LATEST_US, is_time
 from agl_stream.streams.lifecycle.state import HeldEvent
 
 REJECTED_BY = "lifecycle"
@@ -22,6 +23,16 @@ class Source(NamedTuple):
     timestamp_ms: int = 0
     key: bytes | None = None
     value: bytes | None = None
+
+    @property
+    def at_us(self) -> int:
+        """The record's own time. Its writer may have set it to anything; here it is one that an event may have."""
+        return min(max(self.timestamp_ms * 1000, 1), LATEST_US)
+
+    def time_of(self, event: Event) -> int:
+        """When the event of this record occurred; the record's own time where it says none."""
+        at_us = event["occurred_at_us"]
+        return at_us if is_time(at_us) else self.at_us
 
 
 class Effect(NamedTuple):

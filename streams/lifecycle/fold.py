@@ -53,12 +53,14 @@ _ATTEMPTS_AHEAD = 8
 
 def complete(event_type: str, event: Event, source: Source) -> Event:
     """``event`` with what its writer left out: event_id and rollout_id from topic, partition and offset, the time
-    from the record. Every reader derives the same, so a second reading gives the same ids."""
+    from the record, also in place of a time that is none (see ``is_time``). Every reader derives the same, so a
+    second reading gives the same ids."""
     missing: dict[str, Any] = {}
     if not event["event_id"]:
         missing["event_id"] = event_id(source.topic, source.partition, source.offset)
-    if not event["occurred_at_us"]:
-        missing["occurred_at_us"] = source.timestamp_ms * 1000
+    at_us = source.time_of(event)
+    if at_us != event["occurred_at_us"]:
+        missing["occurred_at_us"] = at_us
     if not event["rollout_id"] and event_type == "RolloutRequested":
         missing["rollout_id"] = derived_rollout_id(source.topic, source.partition, source.offset)
     return {**event, **missing} if missing else event

@@ -11,6 +11,8 @@ from typing import Any
 
 LONGEST_SECONDS = 1e12
 """Thirty thousand years. In microseconds, and after any date that an event may have, it fits 64 bits."""
+LATEST_US = 253_402_300_799_999_999
+"""The end of the year 9999; times of events are from 1 to here."""
 _LARGEST_INT = 2**31 - 1
 
 NO_LIMITS: dict[str, Any] = {
@@ -21,6 +23,12 @@ NO_LIMITS: dict[str, Any] = {
     "backoff_seconds": 0.0,
 }
 """The schema's defaults."""
+
+
+def is_time(at_us: int) -> bool:
+    """Whether these microseconds since the epoch are the time of an event: 0 says that none was given, and what is
+    beyond the calendar was written in another unit. Taken at its word it would be later than all that ever follows."""
+    return 0 < at_us <= LATEST_US
 
 
 def problem_of_limits(config: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ class ReplayableLifecycle:
         """The effects of one event. An effect has the id that the live lifecycle gave it, so that the two can be
         compared event by event (versions are counted alike when the order of reading is alike)."""
         if event_type == "ResourcesPublished":
-            self._resources.published(event)
+            self._resources.published({**event, "occurred_at_us": source.time_of(event)})
             return []
         event = complete(event_type, event, source)
         rollout_id = event["rollout_id"]

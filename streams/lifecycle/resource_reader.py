@@ -8,6 +8,7 @@ from typing import Any
 from agl_stream.errors import DecodeError
 from agl_stream.schemas.codec import Codec
 from agl_stream.settings import Settings
+from agl_stream.streams.lifecycle.effects import Source
 from agl_stream.streams.lifecycle.resources import ResourceView
 from agl_stream.streams.log_tail import LogTail
 
@@ -45,4 +46,5 @@ class ResourceReader:
             logger.warning("%s offset %d is skipped: %s", message.topic(), message.offset(), problem)
             return
         if event_type == "ResourcesPublished":
-            self._view.published({**event, "occurred_at_us": event["occurred_at_us"] or message.timestamp()[1] * 1000})
+            place = Source("resources", message.partition(), message.offset(), message.timestamp()[1])
+            self._view.published({**event, "occurred_at_us": place.time_of(event)})
