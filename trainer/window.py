@@ -3,16 +3,19 @@
 GRPO compares the rollouts of one prompt with each other, so a rollout can only be trained together with its
 siblings. The window collects what the joiner says of each rollout until its group may close. It is pure: time
 comes in as an argument, state goes out as JSON, and any order or repetition of the same events gives the same
-groups.
+groups, as long as no group has more members than its size.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -58,6 +61,7 @@ class _Group:
     opened_at_us: int
     members: dict[str, Event] = field(default_factory=dict)
     reason: str = ""
+    surplus: set[str] = field(default_factory=set)
 
 
 class GroupWindow:
@@ -66,6 +70,8 @@ class GroupWindow:
     ``offer`` events, ``take`` closed groups. Until it is taken a closed group still accepts corrections. What
     arrives after that is *late*: a revision of a rollout that the group contained is only counted; a sibling that
     reports for the first time is handed out once by ``take_late``, so that the account of the rollouts balances.
+    Late, too, is whoever reports when all siblings that the group's size allows have; the first is a warning, all are
+    counted as ``surplus``.
     """
 
     def __init__(self, config: WindowConfig | None = None) -> None:
@@ -74,8 +80,9 @@ class GroupWindow:
         self._open: OrderedDict[str, _Group] = OrderedDict()
         self._closed: OrderedDict[str, _Group] = OrderedDict()
         self._late: list[Event] = []
-        # group key -> the rollouts it was taken with; None when that was all of them
+        # group key -> the rollouts settled with it or as late; None in earlier checkpoints, when that was all of them
         self._settled: OrderedDict[str, set[str] | None] = OrderedDict()
+        self._warned_of_surplus = False
 
     def offer(self, event: Event) -> str:
         """Takes one TripletsJoined. Returns what it was: accepted, replaced, duplicate, outdated or late.
@@ -90,7 +97,7 @@ class GroupWindow:
     def _fold(self, event: Event) -> str:
         key, rollout_id = group_key(event), event["rollout_id"]
         if key in self._settled:
-            return self._fold_late(self._settled[key], event)
+            return self._fold_late(key, self._settled[key], event)
         group = self._closed.get(key) or self._open.get(key)
         if group is None:
             group = self._open[key] = _Group(self._size_of(event), event["occurred_at_us"])
@@ -100,6 +107,12 @@ class GroupWindow:
         known = group.members.get(rollout_id)
         if known is not None and rank(known) >= rank(event):
             return "duplicate" if rank(known) == rank(event) else "outdated"
+        # only of a closed group: an open one closes as soon as it is full
+        if known is None and len(group.members) >= group.size:
+            if rollout_id not in group.surplus:
+                group.surplus.add(rollout_id)
+                self._hand_out_late(event, key, group.size, surplus=True)
+            return "late"
         group.members[rollout_id] = event
         if not group.reason:
             if len(group.members) >= group.size:
@@ -108,11 +121,28 @@ class GroupWindow:
                 self._close(next(iter(self._open)), EVICTED)
         return "accepted" if known is None else "replaced"
 
-    def _fold_late(self, taken: set[str] | None, event: Event) -> str:
-        if taken is not None and event["rollout_id"] not in taken:
-            taken.add(event["rollout_id"])
-            self._late.append(event)
+    def _fold_late(self, key: str, settled: set[str] | None, event: Event) -> str:
+        if settled is not None and event["rollout_id"] not in settled:
+            size = self._size_of(event)
+            self._hand_out_late(event, key, size, surplus=len(settled) >= size)
+            settled.add(event["rollout_id"])
         return "late"
+
+    def _hand_out_late(self, event: Event, key: str, size: int, *, surplus: bool) -> None:
+        self._late.append(event)
+        if not surplus:
+            return
+        self.counts["surplus"] += 1
+        if not self._warned_of_surplus:
+            self._warned_of_surplus = True
+            log.warning(
+                "%s has more members than its size of %d: %s and all further ones are dropped as late_triplets; give "
+                "each group an id of its own, or its true size (group_size of its tasks, else --group-size). Other "
+                "such groups are not named",
+                key,
+                size,
+                event["rollout_id"],
+            )
 
     def _size_of(self, event: Event) -> int:
         if event.get("group_id") is None:
@@ -149,7 +179,7 @@ class GroupWindow:
             group = self._closed.pop(key)
             members = tuple(group.members[rollout_id] for rollout_id in sorted(group.members))
             taken.append(ClosedGroup(key, members, group.size, group.reason))
-            self._settled[key] = None if len(members) >= group.size else set(group.members)
+            self._settled[key] = {*group.members, *group.surplus}
         while len(self._settled) > self.config.max_settled_groups:
             self._settled.popitem(last=False)
         return sorted(taken, key=lambda group: group.key)
@@ -206,12 +236,14 @@ def rank(event: Event) -> tuple[int, int, str]:
 
 
 def _group_to_json(key: str, group: _Group) -> list[Any]:
-    return [key, group.size, group.opened_at_us, group.reason, [_to_json(e) for e in group.members.values()]]
+    members = [_to_json(e) for e in group.members.values()]
+    return [key, group.size, group.opened_at_us, group.reason, members, sorted(group.surplus)]
 
 
 def _group_from_json(stored: list[Any]) -> tuple[str, _Group]:
-    key, size, opened_at_us, reason, members = stored
-    return key, _Group(size, opened_at_us, {e["rollout_id"]: e for e in map(_from_json, members)}, reason)
+    key, size, opened_at_us, reason, members, *surplus = stored  # earlier checkpoints have no surplus
+    known = {e["rollout_id"]: e for e in map(_from_json, members)}
+    return key, _Group(size, opened_at_us, known, reason, set(*surplus))
 
 
 def _to_json(value: Any) -> Any:

@@ -170,6 +170,65 @@ def test_without_group_id_a_rollout_is_a_group_of_its_own() -> None:
     assert taken[0] == ClosedGroup("rollout:ro-1", (joined("ro-1"),), 1, "complete")
 
 
+def test_members_beyond_the_size_of_a_group_are_late_once_each_before_and_after_it_is_taken(caplog: Any) -> None:
+    """Sixteen tasks of one group_id that do not say its size, for a trainer with a group size of eight."""
+    events = [joined(f"ro-{i:02}", group_id="g") for i in range(16)]
+    window = GroupWindow(WindowConfig(group_size=8))
+    assert [window.offer(event) for event in events[:11]] == ["accepted"] * 8 + ["late"] * 3
+    assert window.offer(joined("ro-08", group_id="g", revision=1)) == "late"
+    assert window.offer(joined("ro-00", group_id="g", revision=1)) == "replaced"
+    window = GroupWindow.restore(json.loads(json.dumps(window.state())), window.config)
+    taken = window.take(1)
+    assert taken is not None
+    assert [member["rollout_id"] for member in taken[0].members] == [f"ro-{i:02}" for i in range(8)]
+    window = GroupWindow.restore(json.loads(json.dumps(window.state())), window.config)
+    assert [window.offer(event) for event in events] == ["late"] * 16
+    assert [event["rollout_id"] for event in window.take_late()] == [f"ro-{i:02}" for i in range(8, 16)]
+    assert window.counts["surplus"] == 8
+    assert [window.offer(event) for event in events] == ["late"] * 16
+    assert window.take_late() == []
+    assert "group:g has more members than its size of 8" in caplog.text
+
+
+def test_one_warning_is_enough_for_all_groups_that_are_too_large(caplog: Any) -> None:
+    window = GroupWindow(WindowConfig(group_size=2))
+    for name in ("a", "b"):
+        for i in range(5):
+            window.offer(joined(f"{name}-{i}", group_id=name))
+    assert window.counts["surplus"] == 6
+    assert caplog.text.count("has more members than its size") == 1
+
+
+def test_a_late_sibling_of_a_group_that_closed_early_is_no_surplus(caplog: Any) -> None:
+    window = GroupWindow(WindowConfig(deadline_seconds=10.0))
+    events = group("g", 3)
+    for event in events[:2]:
+        window.offer(event)
+    window.close_due(60 * SECOND)
+    assert window.take(1) is not None
+    assert window.offer(events[2]) == "late"
+    assert window.counts["surplus"] == 0
+    assert "more members" not in caplog.text
+
+
+def test_windows_of_earlier_checkpoints_are_read() -> None:
+    member = joined("a-0", group_id="a", group_size=2)
+    stored = {
+        "open": [],
+        "closed": [],
+        "late": [],
+        "settled": [["group:whole", None], ["group:part", ["part-0"]]],
+        "counts": {},
+    }
+    old = GroupWindow()
+    old.offer({**member, "triplets": []})
+    stored["open"] = [entry[:5] for entry in old.state()["open"]]
+    window = GroupWindow.restore(stored)
+    assert window.missing() == {"group:a": (1, 2)}
+    assert [window.offer(group(name, 3)[1]) for name in ("whole", "part")] == ["late", "late"]
+    assert [event["rollout_id"] for event in window.take_late()] == ["part-1"]
+
+
 def test_memory_is_bounded_by_evicting_the_oldest_open_group() -> None:
     window = GroupWindow(WindowConfig(max_open_groups=2, max_settled_groups=1))
     for name in ("a", "b", "c"):
