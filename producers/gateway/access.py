@@ -32,4 +32,6 @@ def allowed(authorization: str | None, token: str) -> bool:
     if not token:
         return True
     scheme, _, shown = (authorization or "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), token.encode())
+    return scheme.lower() == "bearer" and hmac.compare_digest(
+        shown.strip().encode("utf-8", "surrogatepass"), token.encode()
+    )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from agl_stream.producers import json_text
+from agl_stream.producers.gateway import readable
 
 _CHOICE_LISTS = ("token_ids", "prompt_token_ids")
 
 
 class StreamAssembler:
-    """Takes the chunks of one call. Never raises for what an upstream sends: what cannot be read is counted."""
+    """Takes the chunks of one call. Never raises for what an upstream sends: a chunk that cannot be read is kept as
+    text, in ``unreadable``; a part that is not what it should be is counted."""
 
     def __init__(self, *, chat: bool, choices: int) -> None:
         self._chat = chat
@@ -22,6 +24,7 @@ class StreamAssembler:
         self._unfinished = choices
         self.error: Any = None
         self.malformed = 0
+        self.unreadable: list[str] = []
 
     @property
     def finished(self) -> bool:
@@ -34,13 +37,10 @@ class StreamAssembler:
 
     def add(self, data: bytes) -> None:
         """One event's data."""
-        try:
-            chunk = json_text.loads(data)
-        except json_text.BadJson:
+        chunk = _chunk(data)
+        if chunk is None:
             self.malformed += 1
-            return
-        if not isinstance(chunk, dict):
-            self.malformed += 1
+            self.unreadable.append(data.decode("utf-8", "replace"))
             return
         if chunk.get("error") is not None:
             self.error = chunk["error"]
@@ -58,6 +58,8 @@ class StreamAssembler:
         """The answer in the shape of a call without ``stream``; what is missing is what has not come."""
         choices = [self._choice(index) for index in sorted(self._choices)]
         head = {key: value for key, value in self._head.items() if key != "object"}
+        if self.unreadable:
+            head["unreadable_chunks"] = self.unreadable
         return {**head, "object": "chat.completion" if self._chat else "text_completion", "choices": choices}
 
     def _add_choice(self, index: int, choice: dict[str, Any]) -> None:
@@ -67,6 +69,8 @@ class StreamAssembler:
                 continue
             if key == "delta":
                 self._add_delta(index, value)
+            elif key == "message" and not isinstance(value, dict):
+                self.malformed += 1
             elif key == "text":
                 self._append(index, "text", value)
             elif key == "logprobs":
@@ -126,6 +130,19 @@ class StreamAssembler:
         if calls:
             message["tool_calls"] = [_whole_tool_call(calls[position]) for position in sorted(calls)]
         return {**choice, "message": message}
+
+
+def _chunk(data: bytes) -> dict[str, Any] | None:
+    try:
+        chunk = json_text.loads(data)
+    except json_text.BadJson:
+        try:
+            chunk = readable.loads(data)
+        except readable.Unreadable:
+            return None
+        if not readable.within(chunk, json_text.MAX_DEPTH):
+            return None
+    return chunk if isinstance(chunk, dict) else None
 
 
 def _whole_tool_call(call: dict[str, Any]) -> dict[str, Any]:

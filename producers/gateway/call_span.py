@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from agl_stream.producers import semconv
+from agl_stream.producers.gateway import readable
 from agl_stream.producers.gateway.call import Call
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import new_span_id
@@ -35,42 +34,48 @@ def answered(
     attributes: dict[str, Any] | None = None,
     failure: str | None = None,
     ids_missing: str = NOT_GIVEN,
+    ids_unsure: bool = False,
+    raw: bytes | None = None,
 ) -> list[Event]:
     """Spans of a call that was answered. ``failure`` marks an answer that did not end well (status error);
-    ``ids_missing`` is the reason given where the answer has no token ids."""
+    ``ids_missing`` is the reason given where the answer has no token ids. ``ids_unsure``: some may be lost, so none are
+    recorded. ``raw`` is the answer's body, stored where the answer is nested too deep to be written again."""
     choices = response.get("choices")
     choices = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
     head = {key: value for key, value in response.items() if key not in ("choices", "prompt_token_ids")}
     common = _common_attributes(call, response) | (attributes or {})
     spans = []
     for position, choice in enumerate(choices or [{}]):
-        prompt_ids, response_ids, missing = token_ids(response, choice, position)
+        prompt_ids, response_ids, missing = (
+            (None, None, MALFORMED) if ids_unsure else token_ids(response, choice, position)
+        )
         logprobs, logprobs_missing = _logprobs(choice, response_ids, chat=call.chat)
         mine = dict(common) if position == 0 else {key: common[key] for key in common if not _counts_tokens(key)}
         if len(choices) > 1:
-            mine |= {semconv.CHOICE_INDEX: choice.get("index", position), semconv.CHOICE_COUNT: len(choices)}
+            index = choice.get("index")
+            mine[semconv.CHOICE_INDEX] = index if isinstance(index, int) else position
+            mine[semconv.CHOICE_COUNT] = len(choices)
         if logprobs_missing is not None and missing is None:
             mine["agentlightning.logprobs_missing"] = logprobs_missing
         stored = head | ({"choices": [_stored_choice(call, choice)]} if choices else {})
         if position:
             stored.pop("usage", None)
-        reason = choice.get("finish_reason")
         spans.append(
             _span(call, ended_at_us)
             | {
                 "sequence_id": call.sequence_id + position,
                 "status": "ok" if failure is None else "error",
-                "status_description": failure,
+                "status_description": _text(failure),
                 "model": _text(response.get("model")) or _text(call.body.get("model")),
-                "resources_id": resources_id,
+                "resources_id": _text(resources_id),
                 "resources_version": resources_version,
                 "prompt_token_ids": prompt_ids,
                 "response_token_ids": response_ids,
                 "response_logprobs": logprobs,
-                "finish_reason": reason if isinstance(reason, str) else None,
+                "finish_reason": _text(choice.get("finish_reason")),
                 "ids_missing": ids_missing if missing == NOT_GIVEN else missing,
-                "response": orjson.dumps(stored).decode(),
-                "attributes": orjson.dumps(mine).decode(),
+                "response": readable.dumps(stored, raw),
+                "attributes": readable.dumps(mine),
             }
         )
     return spans
@@ -82,11 +87,11 @@ def failed(
     """The span of a call that got no answer, or an error for an answer."""
     return _span(call, ended_at_us) | {
         "status": "error",
-        "status_description": description[:1000],
+        "status_description": readable.utf8(description[:1000]),
         "model": _text(call.body.get("model")),
         "ids_missing": HUNG_UP if description == HUNG_UP else FAILED,
         "response": None if response is None else response.decode("utf-8", "replace"),
-        "attributes": orjson.dumps(_common_attributes(call, {}) | attributes).decode(),
+        "attributes": readable.dumps(_common_attributes(call, {}) | attributes),
     }
 
 
@@ -154,7 +159,11 @@ def _common_attributes(call: Call, response: dict[str, Any]) -> dict[str, Any]:
         semconv.INPUT_TOKENS: usage.get("prompt_tokens"),
         semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
     }
-    return {key: value for key, value in found.items() if isinstance(value, str | int)}
+    return {
+        key: readable.utf8(value) if isinstance(value, str) else value
+        for key, value in found.items()
+        if isinstance(value, str | int)
+    }
 
 
 def _counts_tokens(key: str) -> bool:
@@ -167,4 +176,4 @@ def _stored_choice(call: Call, choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return readable.utf8(value) if isinstance(value, str) else None

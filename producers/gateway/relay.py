@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-import orjson
 from aiohttp import web
 
-from agl_stream.producers.gateway import call_span
+from agl_stream.producers.client_logging import client_logger
+from agl_stream.producers.gateway import call_span, readable
 from agl_stream.producers.gateway.assemble import StreamAssembler
 from agl_stream.producers.gateway.call import Call
 from agl_stream.producers.gateway.recorder import Recorder
@@ -25,6 +24,8 @@ _VERSION_HEADER = "x-agl-resources-version"
 _RESOURCES_HEADER = "x-agl-resources-id"
 _STOPPED = "gateway_stopped"
 
+log = client_logger("gateway")
+
 
 class ClientGone(Exception):
     """The client closed its connection while an answer was being written to it."""
@@ -34,7 +35,7 @@ class Relay:
     """Relays calls to one upstream and records them with one recorder.
 
     Every outcome leaves one span (one for each choice): an answer, an error of the upstream (passed on as it is), an
-    upstream that is away, a client that hung up.
+    upstream that is away, a client that hung up, a failure of the gateway itself.
     """
 
     def __init__(self, upstream: Upstream, recorder: Recorder) -> None:
@@ -42,7 +43,8 @@ class Relay:
         self._recorder = recorder
 
     async def relay(self, call: Call, request: web.Request) -> web.StreamResponse:
-        """Answer the client's request. Raises Refusal where no answer has begun."""
+        """Answer the client's request. Raises Refusal where no answer has begun; any other exception is the gateway's
+        own failure, and is recorded as one too."""
         outcome = Outcome()
         try:
             if call.stream:
@@ -50,13 +52,34 @@ class Relay:
             answer = await self._ask(call, request)
             return await self._give(call, answer, outcome)
         except Refusal as refusal:
-            if not outcome.recorded:
-                outcome.recorded = True
-                await self._recorder.record([_failed(call, f"{refusal.code}: {refusal.message}")])
+            await self._record_failure(call, refusal, outcome)
             raise
+        except aiohttp.ClientError as error:
+            refusal = Refusal(502, "upstream_error", f"the upstream's answer broke off ({type(error).__name__})")
+            await self._record_failure(call, refusal, outcome)
+            raise refusal from None
         except asyncio.CancelledError:
             if not outcome.recorded:
                 self._recorder.record_later([_failed(call, _why_cancelled(request))])
+            raise
+        except Exception as error:
+            # its words may hold what belongs to nobody: they are for the log that the server writes
+            await self._record_failure(call, _internal(error), outcome)
+            raise
+
+    async def _record_failure(self, call: Call, refusal: Refusal, outcome: Outcome) -> None:
+        """Unless the call has its record."""
+        if not outcome.recorded:
+            outcome.recorded = True
+            await self._recorder.record([_failed(call, f"{refusal.code}: {refusal.message}")])
+
+    async def _record(self, spans: list[Event], outcome: Outcome) -> None:
+        outcome.recorded = True
+        try:
+            await self._recorder.record(spans)
+        except Exception as error:
+            # a Refusal says that the log is away; after anything else a plainer span may still be taken
+            outcome.recorded = isinstance(error, Refusal)
             raise
 
     async def _ask(self, call: Call, request: web.Request) -> Answer:
@@ -76,9 +99,8 @@ class Relay:
         elif (response := _parsed(answer.body)) is None:
             spans = [_failed(call, "the upstream's answer is not a JSON object", answer.body, answer.status)]
         else:
-            spans = self._answered(call, response, answer.headers)
-        outcome.recorded = True
-        await self._recorder.record(spans)
+            spans = self._answered(call, response, answer.headers, raw=answer.body)
+        await self._record(spans, outcome)
         return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
 
     async def _stream(self, call: Call, request: web.Request, outcome: Outcome) -> web.StreamResponse:
@@ -102,35 +124,61 @@ class Relay:
         whole = StreamAssembler(chat=call.chat, choices=call.choices)
         copy = StreamCopy(sent, whole)
         try:
-            await sent.prepare(request)
+            await copy.begin(request)
             failure = await copy.run(source, self._upstream)
+            spans = self._assembled(call, copy, source.headers, failure)
+            await self._record(spans, outcome)
         except (asyncio.CancelledError, ClientGone) as gone:
-            why = None if whole.finished else _why_cancelled(request)
-            outcome.recorded = True
-            self._recorder.record_later(self._answered(call, whole.response(), source.headers, failure=why))
+            if not outcome.recorded:
+                why = None if whole.finished else _why_cancelled(request)
+                spans = self._assembled(call, copy, source.headers, why)
+                outcome.recorded = True
+                self._recorder.record_later(spans)
             if isinstance(gone, ClientGone):
                 return sent
             raise
-        attributes = {}
-        if copy.first_chunk_us is not None:
-            attributes["agentlightning.first_chunk_us"] = copy.first_chunk_us - call.started_at_us
-        outcome.recorded = True
-        spans = self._answered(call, whole.response(), source.headers, failure=failure, attributes=attributes)
-        end = copy.held
-        try:
-            await self._recorder.record(spans)
-        except Refusal as refusal:
-            end = [refusal.event()]
+        except Exception as error:
+            if not sent.prepared:
+                raise
+            # an answer that has begun can only be ended: as one that broke off, and with a record all the same
+            end = await self._broken(call, error, outcome)
         else:
+            end = bytes(copy.held)
             if failure is not None and whole.error is None:
-                end.append(Refusal(502, "upstream_error", failure).event())
+                end += Refusal(502, "upstream_error", failure).event()
         try:
-            await sent.write(b"".join(end))
+            await sent.write(end)
             await sent.write_eof()
         except ConnectionError:
             # gone between the last chunk and the end: the call is whole and recorded
             pass
         return sent
+
+    async def _broken(self, call: Call, error: Exception, outcome: Outcome) -> bytes:
+        """The last event of a stream that the gateway itself could not go on with."""
+        if isinstance(error, Refusal):
+            return error.event()
+        log.error("a streamed call to %s failed", call.route, exc_info=error)
+        refusal = _internal(error)
+        try:
+            await self._record_failure(call, refusal, outcome)
+        except Exception as not_recorded:
+            if isinstance(not_recorded, Refusal):
+                return not_recorded.event()
+            log.error("nor could it be recorded", exc_info=not_recorded)
+        return refusal.event()
+
+    def _assembled(self, call: Call, copy: StreamCopy, headers: Mapping[str, str], failure: str | None) -> list[Event]:
+        attributes: dict[str, Any] = {}
+        if copy.first_chunk_us is not None:
+            attributes["agentlightning.first_chunk_us"] = copy.first_chunk_us - call.started_at_us
+        unreadable = len(copy.whole.unreadable)
+        if unreadable:
+            attributes["agentlightning.unreadable_chunks"] = unreadable
+        response = copy.whole.response()
+        return self._answered(
+            call, response, headers, failure=failure, attributes=attributes, ids_unsure=unreadable > 0
+        )
 
     def _answered(
         self,
@@ -140,6 +188,8 @@ class Relay:
         *,
         failure: str | None = None,
         attributes: dict[str, Any] | None = None,
+        ids_unsure: bool = False,
+        raw: bytes | None = None,
     ) -> list[Event]:
         missing = call_span.NOT_GIVEN
         if failure is not None:
@@ -157,6 +207,8 @@ class Relay:
             attributes=attributes,
             failure=failure,
             ids_missing=missing,
+            ids_unsure=ids_unsure,
+            raw=raw,
         )
 
 
@@ -170,20 +222,31 @@ class StreamCopy:
     """Copies a stream's events to the client as they come, and into ``whole``.
 
     From the event that finishes the last choice on they are ``held``: whoever has seen the end of an answer may end
-    the attempt, and the span must be on the log by then.
+    the attempt, and the span must be on the log by then. What is copied counts against the largest answer there may be,
+    so that neither ``held`` nor ``whole`` grows for as long as an upstream likes to talk.
     """
 
     def __init__(self, sent: web.StreamResponse, whole: StreamAssembler) -> None:
         self._sent = sent
-        self._whole = whole
-        self.held: list[bytes] = []
+        self.whole = whole
+        self.held = bytearray()
         self.first_chunk_us: int | None = None
+
+    async def begin(self, request: web.Request) -> None:
+        """Send the headers. Raises ClientGone."""
+        try:
+            await self._sent.prepare(request)
+        except ConnectionError:
+            raise ClientGone from None
 
     async def run(self, source: aiohttp.ClientResponse, upstream: Upstream) -> str | None:
         """Copy to the stream's end; returns why it did not end well, or None. Raises ClientGone."""
-        splitter = EventSplitter()
+        splitter, length = EventSplitter(), 0
         try:
             async for piece in source.content.iter_any():
+                length += len(piece)
+                if length > upstream.max_answer_bytes:
+                    return upstream.too_large().message
                 ready = self._take(splitter.feed(piece))
                 if ready:
                     await self._send(ready)
@@ -192,10 +255,10 @@ class StreamCopy:
         except (*BROKEN, EventTooLong) as error:
             return f"the upstream's stream broke off ({type(error).__name__}: {error})"
         if rest := splitter.rest():
-            self.held.extend(self._take([rest]))
-        if self._whole.error is not None:
+            self.held += b"".join(self._take([rest]))
+        if self.whole.error is not None:
             return "the upstream ended the stream with an error"
-        return None if self._whole.finished else "the upstream's stream ended before its choices did"
+        return None if self.whole.finished else "the upstream's stream ended before its choices did"
 
     def _take(self, events: list[bytes]) -> list[bytes]:
         """Take note of events; returns those that may go out."""
@@ -205,9 +268,9 @@ class StreamCopy:
             done = data == DONE
             if data and not done:
                 self.first_chunk_us = self.first_chunk_us or now_us()
-                self._whole.add(data)
-            if self.held or done or self._whole.finished:
-                self.held.append(event)
+                self.whole.add(data)
+            if self.held or done or self.whole.finished:
+                self.held += event
             else:
                 ready.append(event)
         return ready
@@ -231,18 +294,18 @@ def _why_cancelled(request: web.Request) -> str:
 
 def _parsed(body: bytes) -> dict[str, Any] | None:
     try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        # NaN and infinities, which some servers send for logprobs, are read by the lenient parser only
-        try:
-            parsed = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
+        parsed = readable.loads(body)
+    except readable.Unreadable:
+        return None
     return parsed if isinstance(parsed, dict) else None
 
 
 def _version(value: Any) -> int | None:
     try:
         return int(value) if value is not None and 0 <= int(value) < 2**31 else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _internal(error: Exception) -> Refusal:
+    return Refusal(500, "internal", f"the gateway failed ({type(error).__name__}); its log says why")

@@ -7,13 +7,16 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from agl_stream.producers.gateway.readable import utf8
+
 
 class Refusal(Exception):
     """A call that is answered with an error. ``retry``: whether the same call may succeed later."""
 
     def __init__(self, status: int, code: str, message: str, *, retry: bool = False) -> None:
         super().__init__(message)
-        self.status, self.code, self.message, self.retry = status, code, message, retry
+        # it may quote an upstream or a client, and must be written whatever they sent
+        self.status, self.code, self.message, self.retry = status, code, utf8(message), retry
 
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"

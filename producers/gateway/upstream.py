@@ -53,6 +53,7 @@ class Upstream:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        self.max_answer_bytes = settings.gateway_max_answer_bytes
         # extras this upstream answered 400 to, and when to try them again
         self._refused: dict[str, float] = {}
 
@@ -131,9 +132,14 @@ class Upstream:
                 response.close()
 
     async def whole(self, response: aiohttp.ClientResponse) -> Answer:
-        """The rest of an answer, read to its end."""
-        body = await _read_bounded(response, self._settings.gateway_max_answer_bytes)
-        return Answer(response.status, passed_down(response.headers), body)
+        """The rest of an answer, read to its end; Refusal when it is longer than ``max_answer_bytes``."""
+        pieces, length = [], 0
+        async for piece in response.content.iter_any():
+            length += len(piece)
+            if length > self.max_answer_bytes:
+                raise self.too_large()
+            pieces.append(piece)
+        return Answer(response.status, passed_down(response.headers), b"".join(pieces))
 
     def _request(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Any:
         assert self._session is not None, "open() first"
@@ -179,6 +185,14 @@ class Upstream:
             "(AGL_STREAM_UPSTREAM_TIMEOUT_SECONDS)",
         )
 
+    def too_large(self) -> Refusal:
+        """What a call ends with when the upstream sends more than ``max_answer_bytes``."""
+        return Refusal(
+            502,
+            "answer_too_large",
+            f"the upstream's answer is longer than AGL_STREAM_GATEWAY_MAX_ANSWER_BYTES={self.max_answer_bytes:,}",
+        )
+
     def _unreachable(self, failure: str) -> Refusal:
         return Refusal(
             502,
@@ -187,21 +201,6 @@ class Upstream:
             f"{self._settings.upstream_patience_seconds:g} s of AGL_STREAM_UPSTREAM_PATIENCE_SECONDS are over; "
             "is AGL_STREAM_UPSTREAM_URL right, and the server up?",
         )
-
-
-async def _read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body; Refusal when it is longer than ``limit``."""
-    pieces, length = [], 0
-    async for piece in response.content.iter_any():
-        length += len(piece)
-        if length > limit:
-            raise Refusal(
-                502,
-                "answer_too_large",
-                f"the upstream's answer is longer than AGL_STREAM_GATEWAY_MAX_ANSWER_BYTES={limit:,}",
-            )
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def passed_down(headers: Mapping[str, str]) -> dict[str, str]:
