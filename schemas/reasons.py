@@ -52,7 +52,12 @@ REASONS: dict[str, Reason] = {
         Reason(
             "record_too_large",
             "A record is above the largest size.",
-            "Use the claim check (inline_limit_bytes), or raise max_record_bytes and the broker's limit.",
+            "Use the claim check (inline_limit_bytes) or shorter rollouts, or raise max_record_bytes and the broker's.",
+        ),
+        Reason(
+            "unencodable",
+            "An event does not fit the schema of its topic.",
+            "Look at the field named in the detail; the writer of the record it was made from set it.",
         ),
         Reason(
             "blob_missing",

@@ -13,7 +13,9 @@ from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 from agl_stream.streams.joiner.adapter_llm_calls import LlmCalls
-from agl_stream.streams.joiner.handler import JoinerHandler, Outgoing
+from agl_stream.streams.joiner.core import Bounds
+from agl_stream.streams.joiner.handler import JoinerHandler
+from agl_stream.streams.joiner.writer import Writer
 from agl_stream.streams.store import open_store
 
 
@@ -30,15 +32,10 @@ def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], No
     questions = LogQuestions(settings, "joiner")
     try:
         with EventProducer(settings, name="joiner", codec=codec, linger_ms=1.0) as producer:
-
-            def write(outgoing: list[Outgoing]) -> None:
-                for topic, event, partition in outgoing:
-                    producer.send(topic, event, partition=partition)
-                producer.flush()
-
             limits = RejectLimits(consecutive=settings.reject_limit_consecutive)
             rejects = Rejects(producer, rejected_by="joiner", limits=limits)
-            handler = JoinerHandler(store, questions, write, LlmCalls())
+            bounds = Bounds(record_bytes=settings.max_record_bytes)
+            handler = JoinerHandler(store, questions, Writer(producer), LlmCalls(), bounds=bounds)
             loop = BatchLoop(
                 settings,
                 group="joiner",

@@ -29,11 +29,13 @@ _ANY = 1 << 31
 @dataclass(frozen=True)
 class Bounds:
     """Memory. Beyond ``open_bytes`` the oldest open rollouts, beyond ``rollout_spans`` a single one, lose their
-    buffered spans and are read back when they end. ``closed``: rollouts remembered for late spans."""
+    buffered spans and are read back when they end. ``closed``: rollouts remembered for late spans.
+    ``record_bytes``: the largest TripletsJoined the log takes; one that could be larger is joined without triplets."""
 
     open_bytes: int = 134_217_728
     rollout_spans: int = 10_000
     closed: int = 20_000
+    record_bytes: int = 8_388_608
 
 
 class Joined(NamedTuple):
@@ -328,7 +330,8 @@ class Joiner:
         assert ending is not None
         spans = opened.spans.get(ending.attempt_id, {})
         views = [view for view in spans.values() if view is not None]
-        outcome = join(rollout_id, ending, views, len(spans), opened.home, self._adapter)
+        bound = self._bounds.record_bytes
+        outcome = join(rollout_id, ending, views, len(spans), opened.home, self._adapter, max_bytes=bound)
         last, content_hash = opened.history, outcome.event["content_hash"]
         if last is None or last.content_hash != content_hash:
             revision = 0 if last is None else last.revision + 1

@@ -16,6 +16,7 @@ from agl_stream.schemas.partitioner import murmur2_partition
 from agl_stream.streams.joiner.adapter import Adapter, Refused
 from agl_stream.streams.joiner.core import Bounds, History, Joined, Joiner, ReadBack, Rejected
 from agl_stream.streams.joiner.spans import view_of
+from agl_stream.streams.joiner.writer import Outgoing
 from agl_stream.streams.store import StateReader
 
 CLOCK_SKEW_US = 5_000_000
@@ -36,14 +37,6 @@ class Log(Protocol):
     def end_offsets(self, partitions: Iterable[Partition]) -> Mapping[Partition, int]: ...
     def committed_offsets(self, partitions: Iterable[Partition]) -> Mapping[Partition, int]: ...
     def partition_count(self, topic: str) -> int: ...
-
-
-class Outgoing(NamedTuple):
-    """An event to write; ``partition`` None: by key."""
-
-    topic: str
-    event: Event
-    partition: int | None = None
 
 
 class JoinerHandler(BatchHandler):
@@ -117,7 +110,7 @@ class JoinerHandler(BatchHandler):
             if home == record.partition:
                 on_span(record.partition, record.offset, record.event)
             else:
-                self._outbox.append(Outgoing("spans", record.event, home))
+                self._outbox.append(Outgoing("spans", record.event, home, source=record))
         for number, position in positions.items():
             self._joiner.on_position(number, position)
         self._advance()

@@ -16,6 +16,8 @@ from agl_stream.streams.joiner.spans import SpanView
 from agl_stream.streams.store.port import latest_attempt
 
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+DETAIL_LIMIT = 1_000
+"""Characters of an event's detail."""
 
 
 class Ending(NamedTuple):
@@ -64,19 +66,37 @@ class Outcome(NamedTuple):
 
     def revised(self, revision: int) -> Event:
         """The event as the given revision. Its id follows from what it says: emitted again, it is the same event."""
-        event = self.event
-        identity = event_id("triplets", event["rollout_id"], event["attempt_id"], revision, event["content_hash"])
-        return {**event, "revision": revision, "event_id": identity}
+        return _identified({**self.event, "revision": revision})
+
+
+def without_triplets(event: Event, reason_code: str, detail: str) -> Event:
+    """A revision that the log cannot take, as one that it can; it says why."""
+    kept = {**event, "triplets": [], "reason_code": reason_code, "detail": detail[:DETAIL_LIMIT]}
+    return _identified({**kept, "content_hash": content_hash(kept)})
+
+
+def _identified(event: Event) -> Event:
+    parts = (event[name] for name in ("rollout_id", "attempt_id", "revision", "content_hash"))
+    return {**event, "event_id": event_id("triplets", *parts)}
 
 
 def join(
-    rollout_id: str, ending: Ending, spans: Sequence[SpanView], spans_total: int, home: int, adapter: Adapter
+    rollout_id: str,
+    ending: Ending,
+    spans: Sequence[SpanView],
+    spans_total: int,
+    home: int,
+    adapter: Adapter,
+    *,
+    max_bytes: int | None = None,
 ) -> Outcome:
     """``spans``: the deciding attempt's relevant ones, each span_id once; ``spans_total``: how many it has in all.
     ``home``: the rollout's partition of the spans topic, where offsets are counted.
 
     A rollout that did not succeed has no triplets, and no spans are judged. One without any reward keeps its
-    triplets: a reward may come later, or may not be wanted.
+    triplets: a reward may come later, or may not be wanted. One whose triplets could make a record of more than
+    ``max_bytes`` has none, with the reason record_too_large, and its largest call is refused: part of a rollout
+    is not what the model did.
     """
     if ending.status == "succeeded":
         adapted = adapter.adapt(spans)
@@ -95,7 +115,7 @@ def join(
         "attempt_number": ending.attempt_number,
         "status": ending.status,
         "reason_code": reason_code,
-        "detail": detail,
+        "detail": None if detail is None else detail[:DETAIL_LIMIT],
         "mode": ending.mode,
         "run_id": ending.run_id,
         "group_id": ending.group_id,
@@ -111,8 +131,13 @@ def join(
         "spans_first_offset": min(offsets, default=-1),
         "spans_last_offset": max(offsets, default=-1),
     }
+    refused = adapted.refused
+    if triplets and max_bytes is not None and (size := record_bytes(event)) > max_bytes:
+        refusal = _too_large(event, spans, size, max_bytes)
+        refused = [*refused, refusal]
+        event |= {"reason_code": refusal.reason_code, "detail": refusal.detail, "triplets": []}
     event["content_hash"] = content_hash(event)
-    return Outcome(event, adapted.refused)
+    return Outcome(event, refused)
 
 
 def _judge(ending: Ending, adapted: Adapted) -> tuple[float | None, str | None, str | None]:
@@ -123,6 +148,41 @@ def _judge(ending: Ending, adapted: Adapted) -> tuple[float | None, str | None, 
     if adapted.reason_code is not None:
         return reward, adapted.reason_code, adapted.detail
     return reward, (None if reward is not None else "no_reward"), adapted.detail
+
+
+_SLACK_BYTES = 2048
+_NOT_RECKONED = frozenset({"triplets", "content_hash", "revision", "event_id"})
+
+
+def record_bytes(event: Event) -> int:
+    """What a TripletsJoined takes on the log, never less than it will: Avro writes a text or bytes as a length of up
+    to five bytes and what it holds, any other value in at most ten, a union's branch in one. The record's key counts,
+    too; hash, revision and what the producer fills in lie within the slack."""
+    plain = sum(_value_bytes(value) for name, value in event.items() if name not in _NOT_RECKONED)
+    key = _value_bytes(event["group_id"] or event["rollout_id"])
+    return _SLACK_BYTES + plain + key + sum(_value_bytes(v) for t in event["triplets"] for v in t.values())
+
+
+def _value_bytes(value: object) -> int:
+    if isinstance(value, bytes):
+        return 6 + len(value)
+    return 6 + len(value.encode()) if isinstance(value, str) else 11
+
+
+def _too_large(event: Event, spans: Sequence[SpanView], size: int, max_bytes: int) -> Refused:
+    triplets = event["triplets"]
+    largest = max(triplets, key=lambda t: len(t["prompt_token_ids"]) + len(t["response_token_ids"]))
+    prompt, response = (
+        sum(len(triplet[name]) for triplet in triplets) // 4 for name in ("prompt_token_ids", "response_token_ids")
+    )
+    detail = (
+        f"{len(triplets)} model calls with {prompt:,} prompt and {response:,} response tokens make a record of about "
+        f"{size:,} bytes, more than AGL_STREAM_MAX_RECORD_BYTES={max_bytes:,}; the largest call is span "
+        f"{largest['span_id']} with {len(largest['prompt_token_ids']) // 4:,} prompt tokens. Raise "
+        "AGL_STREAM_MAX_RECORD_BYTES and the broker's message.max.bytes, or make rollouts shorter"
+    )
+    span = next(span for span in spans if span.span_id == largest["span_id"])
+    return Refused(span, "record_too_large", detail)
 
 
 def _finite(value: float | None) -> bool:

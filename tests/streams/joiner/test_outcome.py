@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.reasons import REASONS
 from agl_stream.streams.joiner.adapter_llm_calls import LlmCalls
-from agl_stream.streams.joiner.outcome import Outcome, ending_of, join
+from agl_stream.streams.joiner.outcome import Outcome, content_hash, ending_of, join, record_bytes
 from agl_stream.streams.joiner.spans import view_of
 
 from ..makers import ended, llm_call, reward_span, rollout
@@ -18,10 +20,14 @@ from ..makers import ended, llm_call, reward_span, rollout
 CALL = llm_call("ro-1", "a", 1, [1, 2], [3])
 
 
-def joined(state: dict[str, Any], *events: dict[str, Any], total: int | None = None, offset: int = 10) -> Outcome:
+def joined(
+    state: dict[str, Any], *events: dict[str, Any], total: int | None = None, offset: int = 10,
+    max_bytes: int | None = None,
+) -> Outcome:  # fmt: skip
     views = [view_of(event, 1, offset + n) for n, event in enumerate(events)]
     relevant = [view for view in views if view is not None]
-    return join("ro-1", ending_of(state), relevant, len(events) if total is None else total, 1, LlmCalls())
+    spans_total = len(events) if total is None else total
+    return join("ro-1", ending_of(state), relevant, spans_total, 1, LlmCalls(), max_bytes=max_bytes)
 
 
 def test_a_rollout_that_succeeded() -> None:
@@ -103,3 +109,40 @@ def test_the_same_revision_again_is_the_same_event() -> None:
     outcome = joined(ended("ro-1", reward=0.5), CALL)
     assert outcome.revised(1) == joined(ended("ro-1", reward=0.5), CALL).revised(1)
     assert outcome.revised(1)["event_id"] != outcome.revised(2)["event_id"]
+
+
+def test_triplets_too_large_for_a_record_are_dropped_with_sizes_and_a_remedy() -> None:
+    state = ended("ro-1", reward=0.5)
+    calls = [llm_call("ro-1", f"s{n}", n, list(range(1000 * (n + 1))), [1] * 10) for n in range(3)]
+    whole = joined(state, *calls).event
+    assert joined(state, *calls, max_bytes=record_bytes(whole)).event == whole
+    outcome = joined(state, *calls, max_bytes=record_bytes(whole) - 1)
+    event = outcome.event
+    assert (event["status"], event["reward"], event["spans_total"]) == ("succeeded", 0.5, 3)
+    assert (event["reason_code"], event["triplets"]) == ("record_too_large", [])
+    assert event["content_hash"] == content_hash(event) != whole["content_hash"]
+    assert [(refused.span.span_id, refused.reason_code) for refused in outcome.refused] == [("s2", "record_too_large")]
+    for told in ("3 model calls with 6,000 prompt and 30 response tokens", "AGL_STREAM_MAX_RECORD_BYTES=", "shorter"):
+        assert told in event["detail"]
+    assert "record_too_large" in REASONS
+    # a rollout that has no triplets has nothing to drop
+    assert joined(ended("ro-1", status="failed"), *calls, max_bytes=10).event["reason_code"] == "agent_error"
+
+
+def test_a_long_detail_is_cut() -> None:
+    state = ended("ro-1", status="failed")
+    state["attempts"][-1]["detail"] = "x" * 9_000_000
+    assert joined(state).event["detail"] == "x" * 1000
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 400), st.text(max_size=300)), max_size=4), st.text())
+def test_a_record_is_never_larger_than_was_reckoned(shapes: list[tuple[int, int, str]], group_id: str) -> None:
+    calls = [
+        llm_call("ro-1", f"s{n}", n, [7] * (1 + prompt), [8] * response, finish_reason=text)
+        for n, (prompt, response, text) in enumerate(shapes)
+    ]
+    event = joined(ended("ro-1", reward=0.5, group_id=group_id), *calls).revised(2**31 - 1)
+    sent = {**event, "occurred_at_us": 2**60, "producer": {"name": "joiner", "instance": "i" * 255, "version": "v"}}
+    reckoned = record_bytes(event)
+    assert len(Codec().encode("TripletsJoined", sent)) + len(group_id.encode()) <= reckoned
+    assert reckoned <= len(Codec().encode("TripletsJoined", sent)) + 2500 + 200 * len(calls)

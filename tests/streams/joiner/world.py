@@ -12,7 +12,8 @@ from agl_stream.schemas.events import Event
 from agl_stream.schemas.partitioner import murmur2_partition
 from agl_stream.streams.joiner.adapter_llm_calls import LlmCalls
 from agl_stream.streams.joiner.core import Bounds
-from agl_stream.streams.joiner.handler import JoinerHandler, Outgoing
+from agl_stream.streams.joiner.handler import JoinerHandler
+from agl_stream.streams.joiner.writer import Outgoing
 
 PARTITIONS = 2
 INPUTS = [Partition(topic, number) for topic in ("spans", "rollouts") for number in range(PARTITIONS)]
@@ -91,7 +92,7 @@ class World:
         if self.broken_writes:
             self.broken_writes -= 1
             raise TimeoutError("not acknowledged")
-        for topic, event, number in outgoing:
+        for topic, event, number, _ in outgoing:
             if topic == "rejects":
                 self.rejects.append(event)
             else:
