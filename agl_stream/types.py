@@ -11,7 +11,16 @@ import json
 import logging
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+    model_validator,
+)
 
 from agl_stream.errors import UsageError
 
@@ -98,8 +107,9 @@ class LLM(Resource):
     resource_type: Literal["llm"] = "llm"
     endpoint: str
     model: str
-    api_key: str | None = None
+    api_key: str | None = Field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = {}
+    _key_is_lent: bool = PrivateAttr(default=False)
 
     @property
     def base_url(self) -> str:
@@ -109,6 +119,20 @@ class LLM(Resource):
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """Base URL for an OpenAI client."""
         return self.endpoint
+
+    def with_lent_key(self, api_key: str) -> Self:
+        """A copy with a secret of this process as its key: the copy's JSON leaves the key out, so that it does not get
+        onto the log when an agent records what it was given."""
+        lent = self.model_copy(update={"api_key": api_key})
+        lent._key_is_lent = True
+        return lent
+
+    @model_serializer(mode="wrap")
+    def _without_lent_key(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = serialize(self)
+        if self._key_is_lent:
+            fields.pop("api_key", None)
+        return fields
 
 
 class ProxyLLM(LLM):
@@ -138,12 +162,14 @@ class ProxyLLM(LLM):
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
         """A plain LLM whose address carries the ids of this attempt."""
-        return LLM(
+        bound = LLM(
             endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
             model=self.model,
             api_key=self.api_key,
             sampling_parameters=dict(self.sampling_parameters),
         )
+        bound._key_is_lent = self._key_is_lent
+        return bound
 
 
 class PromptTemplate(Resource):

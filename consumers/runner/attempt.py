@@ -14,6 +14,7 @@ from agl_stream.agents import LitAgent
 from agl_stream.consumers.runner.agent_call import agent_call, attempted_rollout
 from agl_stream.consumers.runner.agent_host import AgentHost, AgentRun
 from agl_stream.consumers.runner.events import Claim, WorkerIdentity, attempt_event
+from agl_stream.consumers.runner.gateway_key import with_gateway_key
 from agl_stream.consumers.runner.outcome import Outcome, describe, outcome_of_error, outcome_of_result, shorten
 from agl_stream.consumers.runner.report import report_end
 from agl_stream.consumers.runner.resources_view import ResourcesView
@@ -172,7 +173,7 @@ class HeldAttempt:
             return Outcome("failed", reason_code="blob_missing", detail=describe(error))
         except (ValueError, RecursionError) as error:
             return Outcome("failed", reason_code="bad_json", detail=f"the task cannot be read: {describe(error)}")
-        return agent_call(shared.agent, self._writer, rollout, resources)
+        return agent_call(shared.agent, self._writer, rollout, with_gateway_key(resources, shared.settings))
 
     async def _interrupt(self, cause: Stop) -> Outcome | None:
         """Cancel the agent and say what to report, if anything."""

@@ -20,7 +20,7 @@ def client() -> AsyncOpenAI:
 
     aiohttp as its transport halves the CPU time of a call. Retries ride out a restart of whatever is behind it.
     """
-    return AsyncOpenAI(api_key="unused", base_url="http://unused", max_retries=5, http_client=DefaultAioHttpClient())
+    return AsyncOpenAI(api_key="none", base_url="http://unused", max_retries=5, http_client=DefaultAioHttpClient())
 
 
 def calculator(sum_of_two: str) -> str:
@@ -31,7 +31,7 @@ def calculator(sum_of_two: str) -> str:
 
 async def calculator_agent(task: dict[str, str], llm: Any) -> float:
     """Reward 1.0 if the model's last word is the right answer, else 0.0."""
-    chat = client().with_options(base_url=llm.base_url).chat.completions
+    chat = client().with_options(base_url=llm.base_url, api_key=llm.api_key or "none").chat.completions
     sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": 4, **llm.sampling_parameters}
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     said = await _say(chat, llm.model, messages, sampling)

@@ -29,8 +29,8 @@ def count_letters(task: dict[str, Any]) -> float:
 
 @functools.cache
 def client() -> AsyncOpenAI:
-    """One client for the process; `with_options` gives it each attempt's address."""
-    return AsyncOpenAI(api_key="unused", base_url="http://unused", http_client=DefaultAioHttpClient())
+    """One client for the process; `with_options` gives it each attempt's address and key."""
+    return AsyncOpenAI(api_key="none", base_url="http://unused", http_client=DefaultAioHttpClient())
 
 
 async def ask_model(task: dict[str, Any], llm: agl.LLM) -> float:
@@ -38,7 +38,7 @@ async def ask_model(task: dict[str, Any], llm: agl.LLM) -> float:
     question = f"How many times is the letter {task['letter']} in {task['word']}? Answer with a number."
     answer = (
         await client()
-        .with_options(base_url=llm.base_url)
+        .with_options(base_url=llm.base_url, api_key=llm.api_key or "none")
         .chat.completions.create(
             model=llm.model, messages=[{"role": "user", "content": question}], **llm.sampling_parameters
         )

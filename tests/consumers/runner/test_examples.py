@@ -30,6 +30,7 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.answers: list[str] = []
+        self.keys: list[str] = []
         self.failures = 0
         self.url = ""
 
@@ -38,6 +39,7 @@ class Server:
             self.failures -= 1
             return web.Response(status=503)
         self.requests.append((request.path, await request.json()))
+        self.keys.append(request.headers.get("Authorization", ""))
         message = {"role": "assistant", "content": self.answers.pop(0)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.json_response(
@@ -67,9 +69,10 @@ async def test_the_calculator_agent_follows_its_protocol(server: Server, answers
     server.answers = list(answers)
     server.failures = 1
     bound = f"{server.url}/rollout/ro-1/attempt/at-1/v1"
-    llm = LLM(endpoint=bound, model="policy", sampling_parameters={"temperature": 0.5})
+    llm = LLM(endpoint=bound, model="policy", api_key="mine", sampling_parameters={"temperature": 0.5})
     assert await module.calculator_agent({"question": "3+4=", "answer": "7"}, llm) == reward
     await module.client().close()
+    assert set(server.keys) == {"Bearer mine"}
     path, first = server.requests[0]
     assert path == "/rollout/ro-1/attempt/at-1/v1/chat/completions"
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("policy", 0.5, 4)
@@ -89,6 +92,7 @@ async def test_the_own_agents(server: Server) -> None:
     with pytest.raises(KeyError, match="answer"):
         module.count_letters(tasks[-1])
     server.answers = [" 3\n", "4"]
-    llm = LLM(endpoint=server.url + "/v1", model="m")
-    assert [await module.ask_model(tasks[0], llm) for _ in range(2)] == [1.0, 0.0]
+    llms = [LLM(endpoint=server.url + "/v1", model="m"), LLM(endpoint=server.url + "/v1", model="m", api_key="mine")]
+    assert [await module.ask_model(tasks[0], llm) for llm in llms] == [1.0, 0.0]
+    assert server.keys == ["Bearer none", "Bearer mine"]
     await module.client().close()
