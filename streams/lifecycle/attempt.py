@@ -141,6 +141,15 @@ def join(attempt: AttemptFacts, event: Event) -> AttemptFacts:
     return joined
 
 
+def without_reward(event: Event) -> Event:
+    """An AttemptStatusChanged whose reward is no finite number, without it. A success is none then, as the runner
+    sees it, too: such a reward would poison every mean it meets, and be null once it has been through JSON."""
+    if event["status"] != "succeeded":
+        return {**event, "reward": None}
+    detail = f"the agent returned the reward {event['reward']}"
+    return {**event, "status": "failed", "reason_code": "bad_reward", "detail": detail, "reward": None}
+
+
 def offered_again(attempt: AttemptFacts, at_us: int) -> AttemptFacts:
     """The next delivery of the same attempt; its partition is chosen anew."""
     return {

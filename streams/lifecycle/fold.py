@@ -22,11 +22,12 @@ durable: it is in the table's changelog and on the ``rollouts`` topic before its
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import attempt_id, derived_rollout_id, event_id
-from agl_stream.streams.lifecycle.attempt import STATUSES, join, new_attempt
+from agl_stream.streams.lifecycle.attempt import STATUSES, join, new_attempt, without_reward
 from agl_stream.streams.lifecycle.controls import apply_control
 from agl_stream.streams.lifecycle.decide import closed, follow
 from agl_stream.streams.lifecycle.effects import Effect, Source
@@ -170,8 +171,12 @@ def _attempt_changed(state: RolloutState, given: Input, step: Step) -> RolloutSt
     if event["metadata"] not in ("{}", "") and not is_object(event["metadata"]):
         step.reject(given, "bad_json", "metadata is not a JSON object")
         return state
+    if event["reward"] is not None and not isfinite(event["reward"]):
+        step.reject(given, "bad_reward", f"the reward is {event['reward']}")
+        event = without_reward(event)
+        given = given._replace(event=event)
     number = event["attempt_number"] or _number_of(state, event)
-    if number and event["attempt_id"] != attempt_id(event["rollout_id"], number):
+    if number and (number < 0 or event["attempt_id"] != attempt_id(event["rollout_id"], number)):
         step.reject(given, "unknown_attempt", f"{event['attempt_id']} is not attempt {number} of its rollout")
         return state
     if not 0 < number <= len(state["attempts"]):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agl_stream.schemas.codec import Codec
+from agl_stream.schemas.ids import attempt_id
 from agl_stream.schemas.partitioner import murmur2_partition
 from agl_stream.schemas.topics import TOPICS
 from agl_stream.streams.dispatch import RoundRobin
@@ -18,7 +24,9 @@ from agl_stream.streams.lifecycle.resources import ResourceView
 from agl_stream.streams.lifecycle.state import RolloutState, dump_state, load_state
 
 from ..makers import make
-from .histories import ROLLOUT, Given, reported, requested
+from .histories import ROLLOUT, Given, control, reported, requested
+
+many = settings(max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", "100")), deadline=None)
 
 PARTITIONS = 4
 HOME = murmur2_partition(ROLLOUT.encode(), PARTITIONS)
@@ -103,3 +111,117 @@ def test_resources_from_no_year_at_all_are_not_the_latest_for_ever(at_us: int):
     replay.feed(given.event_type, given.event, Source(given.topic, HOME, 0, SENT_MS))
     request = replay.states[ROLLOUT]["request"]
     assert request is not None and request["resources_id"] == "rs-1"
+
+
+BAD_REWARDS = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("reward", BAD_REWARDS)
+@pytest.mark.parametrize("early", [False, True])
+def test_a_success_with_a_reward_that_is_no_number_is_none(reward: float, early: bool):
+    lifecycle = Lifecycle()
+    request, success = requested(), reported("succeeded", reward=reward)
+    first, second = (success, request) if early else (request, success)
+    writes = [lifecycle.read(first), lifecycle.read(second)]
+    attempt = lifecycle.state["attempts"][0]
+    assert (attempt["status"], attempt["reason_code"], attempt["reward"]) == ("failed", "bad_reward", None)
+    assert (lifecycle.state["status"], lifecycle.state["reason_code"]) == ("failed", "bad_reward")
+    assert [entry for made in writes for entry in rejects(made)] == [("bad_reward", f"the reward is {reward}")]
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "timeout"])
+def test_whatever_else_is_reported_with_such_a_reward_counts(status: str):
+    lifecycle = Lifecycle()
+    lifecycle.read(requested(), reported("preparing", worker_id="w"))
+    version = lifecycle.state["version"]
+    again = [reported(status, at=2, reward=math.nan, reason_code="agent_error")] * 2
+    lifecycle.read(again[0])
+    assert lifecycle.state["attempts"][0]["status"] == status
+    assert lifecycle.state["version"] == version + 1
+    lifecycle.read(again[1])
+    assert lifecycle.state["version"] == version + 1
+
+
+@pytest.mark.parametrize("number", [-1, -(2**31)])
+def test_a_report_of_a_negative_attempt_waits_for_nothing(number: int):
+    lifecycle = Lifecycle()
+    writes = lifecycle.read(requested(), reported("running", number))
+    assert [code for code, _ in rejects(writes)] == ["unknown_attempt"]
+    assert lifecycle.state["held"] == []
+
+
+doubles = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e-9, 1.0, 1e13, 1e300])
+longs = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([*NO_TIMES, 1, SENT_MS * 1000, LATEST_US])
+ints = st.integers(-(2**31), 2**31 - 1) | st.sampled_from([0, 1, 2, 2**31 - 1])
+numbers_of_json = doubles | st.integers(-(2**64), 2**65) | st.none() | st.booleans()
+requests = st.builds(
+    requested,
+    occurred_at_us=longs,
+    group_size=st.none() | ints,
+    resources_version=st.none() | ints,
+    input_ref=st.none() | st.fixed_dictionaries({"uri": st.just("u"), "sha256": st.just("s"), "length": longs}),
+    config=st.fixed_dictionaries(
+        {"retry_condition": st.sampled_from([[], ["failed", "timeout", "unresponsive"]])},
+        optional={
+            "timeout_seconds": st.none() | doubles,
+            "unresponsive_seconds": st.none() | doubles,
+            "backoff_seconds": doubles,
+            "max_attempts": ints,
+        },
+    ),
+)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> Given:
+    number = draw(ints)
+    names = st.sampled_from([attempt_id(ROLLOUT, 1), attempt_id(ROLLOUT, number)])
+    return reported(
+        draw(st.sampled_from(["unknown", "preparing", "running", "succeeded", "failed", "timeout", "unresponsive"])),
+        event_id=draw(st.text("ab", max_size=3)),
+        attempt_id=draw(names),
+        attempt_number=draw(st.sampled_from([0, 1, number])),
+        occurred_at_us=draw(longs),
+        delivery=draw(ints),
+        reward=draw(st.none() | doubles),
+        metadata=json.dumps({"a": draw(numbers_of_json.filter(is_json))}),
+    )
+
+
+@st.composite
+def controls(draw: st.DrawFn) -> Given:
+    limit = st.sampled_from(["timeout_seconds", "unresponsive_seconds", "backoff_seconds", "max_attempts"])
+    payload = {
+        "delivery": draw(numbers_of_json.filter(is_json)),
+        "config": draw(st.dictionaries(limit, numbers_of_json.filter(is_json), max_size=2)),
+        "metadata": {"a": draw(numbers_of_json.filter(is_json))},
+        "input": draw(numbers_of_json.filter(is_json)),
+    }
+    action = draw(st.sampled_from(["cancel", "requeue", "start_attempt", "update", "update"]))
+    if action == "update":
+        del payload["delivery"]
+    return control(
+        action,
+        event_id=draw(st.text("ab", max_size=3)),
+        attempt_id=draw(st.sampled_from([None, attempt_id(ROLLOUT, 1), attempt_id(ROLLOUT, 2)])),
+        occurred_at_us=draw(longs),
+        payload=json.dumps(payload),
+    )
+
+
+def is_json(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+batches = st.lists(st.tuples(st.lists(requests | reports() | controls(), max_size=4), longs), max_size=5)
+
+
+@many
+@given(history=batches, request=requests, at=st.integers(0, 5))
+def test_any_numbers_are_read_kept_and_written(history: list[tuple[list[Given], int]], request: Given, at: int):
+    """Whatever floats and integers come: no exception, a state that its changelog gives back, events that encode
+    (``Lifecycle.read`` sees to both)."""
+    lifecycle = Lifecycle()
+    for records, timestamp_ms in [*history[:at], ([requested()], SENT_MS), *history[at:], ([request], SENT_MS)]:
+        lifecycle.read(*records, timestamp_ms=timestamp_ms)
+    assert lifecycle.state["request"] is not None
