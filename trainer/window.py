@@ -107,11 +107,12 @@ class GroupWindow:
         known = group.members.get(rollout_id)
         if known is not None and rank(known) >= rank(event):
             return "duplicate" if rank(known) == rank(event) else "outdated"
+        if rollout_id in group.surplus:
+            return "late"
         # only of a closed group: an open one closes as soon as it is full
         if known is None and len(group.members) >= group.size:
-            if rollout_id not in group.surplus:
-                group.surplus.add(rollout_id)
-                self._hand_out_late(event, key, group.size, surplus=True)
+            group.surplus.add(rollout_id)
+            self._hand_out_late(event, key, group.size, surplus=True)
             return "late"
         group.members[rollout_id] = event
         if not group.reason:

@@ -190,6 +190,17 @@ def test_members_beyond_the_size_of_a_group_are_late_once_each_before_and_after_
     assert "group:g has more members than its size of 8" in caplog.text
 
 
+def test_a_surplus_member_stays_one_when_the_group_turns_out_to_be_larger() -> None:
+    window = GroupWindow(WindowConfig(group_size=2))
+    for i in range(3):
+        window.offer(joined(f"ro-{i}", group_id="g"))
+    assert window.offer(joined("ro-0", group_id="g", group_size=4, revision=1)) == "replaced"
+    assert window.offer(joined("ro-2", group_id="g", group_size=4, revision=1)) == "late"
+    assert window.offer(joined("ro-3", group_id="g", group_size=4)) == "accepted"
+    assert [len(taken.members) for taken in window.take(1) or []] == [3]
+    assert [event["rollout_id"] for event in window.take_late()] == ["ro-2"]
+
+
 def test_one_warning_is_enough_for_all_groups_that_are_too_large(caplog: Any) -> None:
     window = GroupWindow(WindowConfig(group_size=2))
     for name in ("a", "b"):
