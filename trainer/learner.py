@@ -136,7 +136,8 @@ class Learner:
             self._tasks = TaskProducer(self.settings, producer=self._producer)
             follow = partial(LogFollower, self.settings, producer=self._producer, name="trainer")
             self._watch = ServerWatch(
-                stack.enter_context(follow(topics=["workers"], from_end=True)), self.config.resources_id
+                stack.enter_context(follow(topics=["workers"], from_end=True, pass_over_lost=True)),
+                self.config.resources_id,
             )
             state = self._restore()
             offsets = {Partition(topic, number): offset for topic, number, offset in state.offsets} if state else None
@@ -186,7 +187,7 @@ class Learner:
 
     def _begin(self, follow: Callable[..., LogFollower]) -> LearnerState:
         """Step 0: the base model becomes the first version, on disk before anything is asked for."""
-        with follow(topics=["resources"]) as reader:
+        with follow(topics=["resources"], pass_over_lost=True) as reader:
             version, resources = first_version(
                 [record.event for record in reader.read_to_end()], self.config, self.settings.gateway_url
             )

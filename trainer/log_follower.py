@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Offsets = Mapping[Partition, int]
 _BATCH = 1000
+# the first is what the broker answers; with auto.offset.reset=error the client makes the second of it
+_CUT = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
 
 
 class LogFollower:
@@ -45,10 +47,18 @@ class LogFollower:
         name: str,
         start: Offsets | None = None,
         from_end: bool = False,
+        pass_over_lost: bool = False,
     ) -> None:
         """Begins at ``start`` where it names a partition, else at the beginning, or with ``from_end`` at the end as it
-        is now. Raises EngineUnreachable, or NotFound for a topic that does not exist."""
+        is now. Raises EngineUnreachable, or NotFound for a topic that does not exist.
+
+        What the log has lost before it was read (retention, a topic made anew) is an error of the constructor and of
+        ``poll``. With ``pass_over_lost``, for whom only the newest matters, it is a warning, and reading goes on from
+        what the log still has.
+        """
         self._settings = settings
+        self._name = name
+        self._pass_over_lost = pass_over_lost
         self._client = Consumer(_config(settings, name))
         rejects = Rejects(
             producer, rejected_by=name, limits=RejectLimits(consecutive=settings.reject_limit_consecutive)
@@ -56,6 +66,7 @@ class LogFollower:
         codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
         self._decoder = Decoder(settings, topics, codec, rejects)
         self._rejects = rejects
+        self._cut: set[Partition] = set()
         self.positions: dict[Partition, int] = {}
         for partition in self._partitions(topics):
             low, high = self._bounds(partition)
@@ -65,15 +76,14 @@ class LogFollower:
             elif low <= given <= high:
                 self.positions[partition] = given
             else:
-                raise AglStreamError(
-                    f"{settings.topic(partition.topic)} partition {partition.number} holds offsets {low} to {high}, "
-                    f"and {name} wants to go on at {given}: the log was cut or replaced; start under another "
-                    "learner id, or restore the topic"
-                )
+                self.positions[partition] = self._after_loss(partition, given, low, high)
         self._client.assign([self._place(p, offset) for p, offset in self.positions.items()])
 
     def poll(self, timeout_seconds: float) -> list[Record]:
-        """What has come, at most a thousand records; waits up to ``timeout_seconds`` for the first."""
+        """What has come, at most a thousand records; waits up to ``timeout_seconds`` for the first.
+
+        Raises AglStreamError when the log was cut above the place of a partition, see the constructor.
+        """
         messages: list[Any] = []
         first = self._client.poll(timeout_seconds)
         if first is not None:
@@ -84,14 +94,48 @@ class LogFollower:
             error = message.error()
             if error is None:
                 good.append(message)
-            elif error.code() == KafkaError.OFFSET_OUT_OF_RANGE or error.fatal():
+            elif error.code() in _CUT:
+                self._cut |= {p for p in self.positions if self._wire(p) == (message.topic(), message.partition())}
+            elif error.fatal():
                 raise AglStreamError(f"reading {message.topic()} failed: {error.str()}")
             else:
                 log.warning("reading %s: %s; still trying", message.topic(), error.str())
         records, nexts = self._decoder.decode(good, _once)
         self.positions.update(nexts)
         self._rejects.flush()
+        if self._cut:
+            self._go_on_after_loss()
         return records
+
+    def _go_on_after_loss(self) -> None:
+        try:
+            bounds = {partition: self._bounds(partition) for partition in self._cut}
+        except EngineUnreachable as error:
+            log.warning("%s; still trying", error)
+            return
+        for partition, (low, high) in bounds.items():
+            self.positions[partition] = self._after_loss(partition, self.positions[partition], low, high)
+        # the client has given these partitions up; assigned anew it reads again
+        self._client.assign([self._place(p, offset) for p, offset in self.positions.items()])
+        self._cut.clear()
+
+    def _after_loss(self, partition: Partition, wanted: int, low: int, high: int) -> int:
+        """Where to go on instead of at ``wanted``, which the log does not have; raises where that would not do."""
+        topic, _ = self._wire(partition)
+        lost = (
+            f"{topic} partition {partition.number} holds offsets {low} to {high}, and {self._name} wants to go on at "
+            f"{wanted}: the log was cut or replaced"
+        )
+        if not self._pass_over_lost:
+            raise AglStreamError(
+                f"{lost}, what lay between is lost to it; restore the topic and raise its retention.ms or "
+                "retention.bytes, or start under another --learner-id"
+            )
+        log.warning("%s; going on at %d", lost, low)
+        return low
+
+    def _wire(self, partition: Partition) -> tuple[str, int]:
+        return self._settings.topic(partition.topic), partition.number
 
     def read_to_end(self, timeout_seconds: float = 30.0) -> list[Record]:
         """Everything up to the end as it is now; for topics that are small. EngineUnreachable when it takes longer."""

@@ -118,7 +118,7 @@ class ResourcesFollower:
         waited = 0.0
         while not self._stopping.is_set():
             try:
-                return LogFollower(self._settings, ["resources"], self._producer, name="server")
+                return LogFollower(self._settings, ["resources"], self._producer, name="server", pass_over_lost=True)
             except EngineUnreachable as error:
                 waited += self._settings.connect_timeout_seconds
                 if waited > self._settings.delivery_timeout_seconds:
