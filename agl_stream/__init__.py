@@ -25,6 +25,9 @@ if TYPE_CHECKING:
         operation,
     )
 
+    # OpenTelemetry spans of an agent, recorded with its attempt
+    from agl_stream.producers.otel import RolloutSpanExporter, RolloutSpanProcessor, attach
+
     # asking for rollouts
     from agl_stream.producers.task_producer import TaskProducer
 
@@ -52,6 +55,7 @@ _HOME = {
     "agl_stream.agents": "LitAgent llm_rollout prompt_rollout rollout",
     "agl_stream.errors": "AglStreamError",
     "agl_stream.producers.emitters": ("emit_annotation emit_exception emit_message emit_object emit_reward operation"),
+    "agl_stream.producers.otel": "RolloutSpanExporter RolloutSpanProcessor attach",
     "agl_stream.producers.task_producer": "TaskProducer",
     "agl_stream.settings": "Settings",
     "agl_stream.types": (
@@ -74,11 +78,14 @@ __all__ = [
     "ResourcesUpdate",
     "Rollout",
     "RolloutConfig",
+    "RolloutSpanExporter",
+    "RolloutSpanProcessor",
     "Settings",
     "Span",
     "SpanCoreFields",
     "TaskProducer",
     "Triplet",
+    "attach",
     "emit_annotation",
     "emit_exception",
     "emit_message",

@@ -19,6 +19,7 @@ from agl_stream.consumers.runner.outcome import Outcome, describe, outcome_of_er
 from agl_stream.consumers.runner.report import report_end
 from agl_stream.consumers.runner.resources_view import ResourcesView
 from agl_stream.consumers.runner.stops import Stop, timed_out
+from agl_stream.consumers.runner.telemetry import attach_where_traced
 from agl_stream.errors import BlobCorrupt, NotFound, UsageError
 from agl_stream.producers.attributes import safe_text
 from agl_stream.producers.claim_check import ClaimCheck
@@ -135,6 +136,7 @@ class HeldAttempt:
             _log_failure
         )
         assert call is not None
+        attach_where_traced()
         self._run = shared.host.start(call, is_async=shared.agent.is_async(), name=claim.attempt_id)
         self._run.ended.add_done_callback(self._returned)
 

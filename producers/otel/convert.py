@@ -27,13 +27,14 @@ def address_of(span: ReadableSpan) -> tuple[str, str] | None:
 
 
 def event_of(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Event:
-    """The event. ``sequence_id`` is the one stamped at the span's start, else made from its start time."""
+    """The event. ``sequence_id`` is the one stamped at the span's start, else made from its start time. Characters
+    without a UTF-8 form, which OpenTelemetry lets pass, become question marks."""
     context = span.get_span_context()
     assert context is not None, "an ended span has a context"
     attributes = {name: value for name, value in (span.attributes or {}).items() if name not in _OWN_MARKS}
     started_ns = span.start_time or 0
     stamped = (span.attributes or {}).get(semconv.SEQUENCE_ID)
-    return {
+    event = {
         "rollout_id": rollout_id,
         "attempt_id": attempt_id,
         "span_id": f"{context.span_id:016x}",
@@ -53,6 +54,7 @@ def event_of(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Event:
             {"attributes": flatten(span.resource.attributes), "schema_url": span.resource.schema_url}
         ),
     }
+    return {name: _encodable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def typed_fields(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +80,10 @@ def sequence_of(started_ns: int) -> int:
     """A hybrid clock value for a span whose start was not stamped: milliseconds above, their fraction below."""
     milliseconds, fraction = divmod(started_ns, 1_000_000)
     return (milliseconds << 16) | (fraction << 16) // 1_000_000
+
+
+def _encodable(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _event(event: Any) -> dict[str, Any]:

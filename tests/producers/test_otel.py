@@ -205,3 +205,12 @@ def test_sequence_from_a_start_time_follows_it():
     made = [sequence_of(time) for time in times]
     assert made == sorted(set(made))
     assert made[0] >> 16 == 1_700_000_000_000
+
+
+def test_a_span_that_cannot_be_an_event_raises_nothing_in_the_agent(producer, rollout_id):
+    provider = attach(TracerProvider())
+    writer = SpanWriter(producer, rollout_id, "at-1")
+    with activate(writer):
+        provider.get_tracer("agent").start_span("work", attributes={"agentlightning.reward.0.value": 10**400}).end()
+    with pytest.raises(DeliveryFailed, match="span work"):
+        writer.flush()
