@@ -95,7 +95,7 @@ def _update(state: RolloutState, given: Input, step: Step) -> RolloutState | Non
     of that meaning. Attempts offered before keep what they were offered with."""
     event = given.event
     if not is_object(event["payload"]):
-        step.reject(given, "bad_json", "payload is not a JSON object")
+        step.reject(given, "bad_json", "payload is not a JSON object, or nested too deep")
         return None
     fields: dict[str, Any] = orjson.loads(event["payload"])
     status = fields.pop("status", None)

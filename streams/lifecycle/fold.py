@@ -152,9 +152,9 @@ def _problem_of(given: Input) -> tuple[str, str] | None:
     if given.source.value is not None and len(given.source.value) > LARGEST_REQUEST_BYTES:
         return "record_too_large", f"a request of {len(given.source.value):,} bytes; the largest is 7 MiB"
     if not parses(event["input"]):
-        return "bad_json", "input is not JSON"
+        return "bad_json", "input is not JSON, or nested too deep"
     if not is_object(event["metadata"]):
-        return "bad_json", "metadata is not a JSON object"
+        return "bad_json", "metadata is not a JSON object, or nested too deep"
     if problem := problem_of_limits(event["config"]):
         return "impossible_transition", problem
     return None
@@ -169,7 +169,7 @@ def _attempt_changed(state: RolloutState, given: Input, step: Step) -> RolloutSt
         step.reject(given, "impossible_transition", "an attempt status that is not known")
         return state
     if event["metadata"] not in ("{}", "") and not is_object(event["metadata"]):
-        step.reject(given, "bad_json", "metadata is not a JSON object")
+        step.reject(given, "bad_json", "metadata is not a JSON object, or nested too deep")
         return state
     if event["reward"] is not None and not isfinite(event["reward"]):
         step.reject(given, "bad_reward", f"the reward is {event['reward']}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import orjson
-
+from agl_stream.producers import json_text
 from agl_stream.schemas.events import Event
 from agl_stream.streams.lifecycle.effects import Effect, Source, rejected
 from agl_stream.streams.lifecycle.resources import ResourceView
@@ -42,17 +41,17 @@ class Step:
 
 
 def parses(text: str) -> bool:
-    """Whether ``text`` is JSON."""
+    """Whether ``text`` is JSON of a depth that everybody can write again, also as a part of something larger."""
     try:
-        orjson.loads(text)
+        json_text.loads(text)
     except ValueError:
         return False
     return True
 
 
 def is_object(text: str) -> bool:
-    """Whether ``text`` is a JSON object."""
+    """Whether ``text`` is a JSON object of such a depth."""
     try:
-        return isinstance(orjson.loads(text), dict)
+        return isinstance(json_text.loads(text), dict)
     except ValueError:
         return False

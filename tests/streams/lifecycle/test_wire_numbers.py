@@ -225,3 +225,21 @@ def test_any_numbers_are_read_kept_and_written(history: list[tuple[list[Given], 
     for records, timestamp_ms in [*history[:at], ([requested()], SENT_MS), *history[at:], ([request], SENT_MS)]:
         lifecycle.read(*records, timestamp_ms=timestamp_ms)
     assert lifecycle.state["request"] is not None
+
+
+@pytest.mark.parametrize("depth", [150, 300, 1000])
+def test_json_that_could_not_be_written_again_is_refused(depth: int):
+    deep = '{"a":' * depth + "1" + "}" * depth
+    lifecycle = Lifecycle()
+    lifecycle.read(requested())
+    for report in (
+        reported("running", metadata=deep),
+        control("update", payload=f'{{"metadata": {deep}}}'),
+        control("update", 2, payload=f'{{"input": {deep}}}'),
+        control("update", 3, payload=f'{{"config": {{"max_attempts": {deep}}}}}'),
+    ):
+        assert [code for code, _ in rejects(lifecycle.read(report))] == ["bad_json"]
+    assert lifecycle.state["attempts"][0]["status"] == "preparing"
+    lifecycle = Lifecycle()
+    lifecycle.read(requested(input=deep))
+    assert (lifecycle.state["status"], lifecycle.state["reason_code"]) == ("failed", "bad_json")
