@@ -2,7 +2,11 @@
 
 - Order is by sequence_id, then start time, then span id.
 - One call recorded twice (by the gateway and by an instrumented client) has one response id and choice: the
-  recording with token ids stands, the other is left out.
+  recording with token ids stands, the other is left out. The converse does not hold, as some servers give every
+  answer the same id. So two recordings are of one call only when one of them lacks token ids, or when their prompt
+  and response ids are equal and they overlap in time or are the gateway's and a client's; all others are calls of
+  their own. The gateway records a call once, so two recordings of its are never the same call. Where a recording may
+  belong to several calls, it belongs to the one that started nearest to it.
 - A reward belongs to the latest model call before it; of several rewards for one call the last stands. The last
   reward of all is the attempt's, unless the attempt's end reported one.
 - A failed call is no training data: the agent never had its answer. A call without token ids is left out, and the
@@ -30,7 +34,7 @@ class LlmCalls:
     """The default adapter."""
 
     name = "llm_calls"
-    version = "1"
+    version = "2"
 
     def adapt(self, spans: Sequence[SpanView]) -> Adapted:
         ordered = sorted(spans, key=lambda span: span.order)
@@ -56,7 +60,7 @@ class LlmCalls:
         for call in calls:
             if call.failed:
                 continue
-            if not call.prompt_token_ids or not call.response_token_ids:
+            if not _complete(call):
                 without_ids.append(call)
             elif (fault := _fault(call)) is not None:
                 refused.append(fault)
@@ -76,21 +80,51 @@ class LlmCalls:
 
 def _distinct(ordered: Sequence[SpanView]) -> tuple[list[SpanView], dict[str, str]]:
     """The calls, each once, and for every recorded call's span_id that of the recording that stands for it."""
-    standing: dict[tuple[str, int], SpanView] = {}
-    groups: dict[str, tuple[str, int]] = {}
+    answers: dict[tuple[str, int], list[SpanView]] = {}
     for span in ordered:
         if span.is_call:
-            group = (span.response_id or f"span {span.span_id}", span.choice)
-            groups[span.span_id] = group
-            known = standing.get(group)
-            if known is None or (_usable(span) and not _usable(known)):
-                standing[group] = span
-    calls = sorted(standing.values(), key=lambda span: span.order)
-    return calls, {span_id: standing[group].span_id for span_id, group in groups.items()}
+            answers.setdefault((span.response_id or f"span {span.span_id}", span.choice), []).append(span)
+    calls = [call for recordings in answers.values() for call in _told_apart(recordings)]
+    kept_as = {recording.span_id: call[0].span_id for call in calls for recording in call}
+    return sorted((call[0] for call in calls), key=lambda span: span.order), kept_as
 
 
-def _usable(call: SpanView) -> bool:
-    return not call.failed and bool(call.response_token_ids)
+def _told_apart(recordings: list[SpanView]) -> list[list[SpanView]]:
+    """The calls among recordings of one response id and choice: each as its recordings, of which the first stands."""
+    if len(recordings) == 1:
+        return [recordings]
+    calls: list[list[SpanView]] = []
+    by_ids: dict[tuple[bytes | None, bytes | None], list[list[SpanView]]] = {}
+    # what can stand for a call comes first, then what may belong to it
+    for span in sorted(recordings, key=lambda span: (not _complete(span), span.failed, not span.by_gateway)):
+        alike = by_ids.setdefault((span.prompt_token_ids, span.response_token_ids), []) if _complete(span) else calls
+        same = [call for call in alike if _may_be_of(call, span)]
+        if same:
+            min(same, key=lambda call: abs(call[0].started_at_us - span.started_at_us)).append(span)
+            continue
+        calls.append([span])
+        if alike is not calls:
+            alike.append(calls[-1])
+    return calls
+
+
+def _may_be_of(call: list[SpanView], span: SpanView) -> bool:
+    """Whether ``span``, which lacks ids or has those of ``call``, may be another recording of it."""
+    if span.by_gateway and any(recording.by_gateway for recording in call):
+        return False
+    if not _complete(span):
+        return True
+    pair = len(call) == 1 and call[0].by_gateway != span.by_gateway
+    return pair or any(_overlap(recording, span) for recording in call)
+
+
+def _complete(call: SpanView) -> bool:
+    return bool(call.prompt_token_ids and call.response_token_ids)
+
+
+def _overlap(one: SpanView, two: SpanView) -> bool:
+    one_end, two_end = one.ended_at_us or one.started_at_us, two.ended_at_us or two.started_at_us
+    return one.started_at_us <= two_end and two.started_at_us <= one_end
 
 
 def _fault(call: SpanView) -> Refused | None:

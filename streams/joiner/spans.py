@@ -15,8 +15,9 @@ Json = dict[str, Any]
 class SpanView(NamedTuple):
     """A span that bears on training: a model call, or something with a reward.
 
-    ``response_id`` and ``choice`` name the answer a model call got, so that two recordings of one call are known
-    as such. ``partition`` and ``offset`` are its place in the spans topic.
+    ``response_id`` and ``choice`` name the answer a model call got; with ``ended_at_us`` and ``by_gateway``, who
+    recorded it, they tell two recordings of one call from two calls. ``partition`` and ``offset`` are its place in the
+    spans topic.
     """
 
     partition: int
@@ -38,6 +39,8 @@ class SpanView(NamedTuple):
     response_id: str | None = None
     choice: int = 0
     agent_name: str | None = None
+    ended_at_us: int | None = None
+    by_gateway: bool = False
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -78,6 +81,8 @@ def view_of(event: Event, partition: int, offset: int) -> SpanView | None:
         response_id,
         choice,
         agent_name,
+        event["ended_at_us"],
+        event["producer"]["name"] == "gateway",
     )
 
 

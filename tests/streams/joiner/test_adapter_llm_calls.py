@@ -91,6 +91,63 @@ def test_one_call_recorded_twice_is_one_triplet() -> None:
     assert ids(adapt(gateway, call("other", 3, attributes=named("r2")))) == ["gateway", "other"]
 
 
+NO_IDS: dict[str, Any] = {"prompt_token_ids": None, "response_token_ids": None, "response_logprobs": None}
+GATEWAY = {"name": "gateway", "instance": "g", "version": ""}
+CLIENT = {"name": "runner", "instance": "r", "version": ""}
+
+
+def timed(span_id: str, at: int, producer: dict[str, str], response: int = 3, **given: Any) -> dict[str, Any]:
+    """A call of an upstream that gives each answer the same id, in the seconds ``at`` to ``at + 0.5``."""
+    start = START_US + at * 1_000_000
+    given = {"attributes": named("constant"), "started_at_us": start, "ended_at_us": start + 500_000} | given
+    return llm_call("ro", span_id, at, [1, 2], [response], producer=producer, **given)
+
+
+@pytest.mark.parametrize("producer", [GATEWAY, CLIENT])
+def test_calls_that_share_a_response_id_are_all_kept(producer: dict[str, str]) -> None:
+    differing = [timed(f"c{n}", 0, producer, response=n) for n in range(3)]
+    assert ids(adapt(*differing)) == ["c0", "c1", "c2"]
+    alike = [timed(f"c{n}", n, producer) for n in range(3)]
+    assert ids(adapt(*alike, reward_span("ro", "r", 9, 1.0))) == ["c0", "c1", "c2"]
+    assert rewards(adapt(*alike, reward_span("ro", "r", 1, 1.0, started_at_us=2**60))) == [None, 1.0, None]
+
+
+def test_the_gateway_records_a_call_once() -> None:
+    at_once = [timed("g0", 0, GATEWAY), timed("g1", 0, GATEWAY)]
+    assert ids(adapt(*at_once)) == ["g0", "g1"]
+    # one that got no ids is a call of its own, and told
+    adapted = adapt(timed("g0", 0, GATEWAY), timed("g1", 1, GATEWAY, **NO_IDS, ids_missing="not_given"))
+    assert (ids(adapted), adapted.detail) == (["g0"], "1 of 2 model calls carry no token ids (not_given: span g1)")
+
+
+@pytest.mark.parametrize("client_has_ids", [True, False])
+@pytest.mark.parametrize("response_differs", [True, False])
+def test_both_recordings_of_calls_that_share_a_response_id(client_has_ids: bool, response_differs: bool) -> None:
+    events: list[dict[str, Any]] = []
+    for n in range(3):
+        response = n if response_differs else 3
+        events.append(timed(f"c{n}", 2 * n, CLIENT, response, **({} if client_has_ids else NO_IDS)))
+        events.append(timed(f"g{n}", 2 * n, GATEWAY, response))
+        events.append(reward_span("ro", f"r{n}", 2 * n + 1, n / 2))
+    for order in (events, events[::-1]):
+        adapted = adapt(*order)
+        assert (ids(adapted), rewards(adapted), adapted.detail) == (["g0", "g1", "g2"], [0.0, 0.5, 1.0], None)
+
+
+def test_a_client_that_is_instrumented_twice_records_one_call() -> None:
+    inner, outer = timed("inner", 0, CLIENT), timed("outer", 0, CLIENT)
+    assert ids(adapt(inner, outer)) == ["inner"]
+    bare = [timed(name, 0, CLIENT, **NO_IDS) for name in ("inner", "outer")]
+    adapted = adapt(*bare, timed("g", 0, GATEWAY), reward_span("ro", "r", 1, 1.0))
+    assert (ids(adapted), rewards(adapted), adapted.detail) == (["g"], [1.0], None)
+    # clocks of two machines: the gateway's and a client's need not overlap
+    assert ids(adapt(timed("g", 5, GATEWAY), timed("c", 0, CLIENT))) == ["g"]
+
+
+def test_an_answer_the_gateway_saw_fail_and_the_client_got() -> None:
+    assert ids(adapt(timed("g", 0, GATEWAY, status="error"), timed("c", 0, CLIENT))) == ["c"]
+
+
 def test_the_choices_of_one_call_are_several_triplets() -> None:
     events = [call(f"c{n}", n, attributes=named("r1", n)) for n in range(3)]
     assert ids(adapt(*events)) == ["c0", "c1", "c2"]
