@@ -18,7 +18,7 @@ from agl_stream.producers.gateway.call import CHAT, COMPLETIONS, Call, parse_bod
 from agl_stream.producers.gateway.recorder import Recorder
 from agl_stream.producers.gateway.relay import Relay
 from agl_stream.producers.gateway.replies import Refusal
-from agl_stream.producers.gateway.upstream import Upstream, passed_down
+from agl_stream.producers.gateway.upstream import BROKEN, Upstream, passed_down
 from agl_stream.producers.spans import CLOCK, trace_id_of
 from agl_stream.settings import Settings
 
@@ -147,9 +147,14 @@ class Gateway:
             async with self._upstream.stream("POST", route, headers, data) as source:
                 sent = web.StreamResponse(status=source.status, headers=passed_down(source.headers))
                 await sent.prepare(request)
-                async for piece in source.content.iter_any():
-                    await sent.write(piece)
-                await sent.write_eof()
+                try:
+                    async for piece in source.content.iter_any():
+                        await sent.write(piece)
+                    await sent.write_eof()
+                except BROKEN:
+                    # an answer that has begun cannot be replaced by an error: it is cut off for the client as well
+                    if request.transport is not None:
+                        request.transport.abort()
                 return sent
 
         return handle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ _HOP_BY_HOP = {
 _NOT_PASSED_UP = frozenset(
     _HOP_BY_HOP | {"host", "accept-encoding", "expect", "cookie", "authorization", "traceparent", "tracestate"}
 )
+_USER_INFO = re.compile(r"//[^/]*@")
 _NOT_PASSED_DOWN = frozenset(_HOP_BY_HOP | {"server", "date", "set-cookie"})
 
 T = TypeVar("T", "Answer", aiohttp.ClientResponse)
@@ -53,6 +55,8 @@ class Upstream:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        # a URL may hold a password, and messages go to clients, spans and logs
+        self._shown_url = _USER_INFO.sub("//", settings.upstream_url)
         self.max_answer_bytes = settings.gateway_max_answer_bytes
         # extras this upstream answered 400 to, and when to try them again
         self._refused: dict[str, float] = {}
@@ -172,7 +176,7 @@ class Upstream:
                 failure = f"{type(error).__name__} {error}"
                 if last:
                     raise self._unreachable(failure) from None
-            log.warning("the upstream at %s: %s; trying again", self._settings.upstream_url, failure)
+            log.warning("the upstream at %s: %s; trying again", self._shown_url, failure)
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
             pause = min(pause * 1.6, 1.0)
 
@@ -197,7 +201,7 @@ class Upstream:
         return Refusal(
             502,
             "upstream_unreachable",
-            f"the upstream at {self._settings.upstream_url} cannot be reached ({failure}) and the "
+            f"the upstream at {self._shown_url} cannot be reached ({failure}) and the "
             f"{self._settings.upstream_patience_seconds:g} s of AGL_STREAM_UPSTREAM_PATIENCE_SECONDS are over; "
             "is AGL_STREAM_UPSTREAM_URL right, and the server up?",
         )

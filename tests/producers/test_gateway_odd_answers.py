@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -341,3 +342,28 @@ async def test_request_headers_that_are_no_text_are_answered(settings, producer,
         clock = b"x-agl-clock: " + b"9" * 5000
         assert b" 200 " in await call(url, b"Authorization: Bearer secret", b"x-odd: \xff", clock)
         assert (await one_span(log, rollout_id))["status"] == "ok"
+
+
+async def test_a_call_that_is_not_recorded_breaks_off_where_its_upstream_does(settings, producer):
+    data = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n: a\r\n"
+    got = b""
+    async with answering(data, settings, producer, gateway_allow_unrecorded=True) as (url, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+        )
+        with contextlib.suppress(ConnectionResetError):
+            while piece := await reader.read(65_536):
+                got += piece
+        writer.close()
+    # neither the end of an answer nor another answer within the first
+    assert b"0\r\n\r\n" not in got and b"error" not in got
+
+
+async def test_a_password_in_the_upstreams_address_is_not_told(settings, producer, log, rollout_id):
+    address = "http://user:p%40ss@127.0.0.1:1/v1"
+    async with gateway_before(address, settings, producer) as (url, session):
+        status, body = await ask(url, session, rollout_id)
+        span = await one_span(log, rollout_id)
+    assert status == 502 and b"http://127.0.0.1:1/v1" in body
+    assert b"p%40ss" not in body and "p%40ss" not in str(span)
