@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 Body = Callable[[], Any]
 
@@ -116,9 +119,9 @@ class AgentHost:
 
     def close(self) -> None:
         """Stop the agents' loop. Agents that still run on it are abandoned."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
 
     def _answer(self) -> None:
         self._answered_at = time.monotonic()
@@ -130,7 +133,11 @@ class AgentHost:
             threading.Thread(target=self._serve, args=(self._loop,), name="agents", daemon=True).start()
         return self._loop
 
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        while self._loop is loop:
+            try:
+                loop.run_forever()
+            except BaseException:
+                # SystemExit in a task that an agent made comes out of the loop itself
+                logger.exception("a task of an agent tried to end the process; all agents go on")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -74,6 +76,28 @@ async def test_every_attempt_ends_and_frees_its_slot(bench: Any) -> None:
         attributes = json.loads(span["attributes"])
         assert attributes["exception.message"] and len(span["attributes"]) < 200_000
         assert __file__ in attributes["exception.stacktrace"]
+
+
+async def test_an_agent_cannot_end_the_loop_of_the_others(bench: Any) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def agent(task: str) -> float:
+        if task == "exit":
+            await asyncio.gather(leave())
+        elif task == "stop":
+            asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    async with bench.runner(agent, runner_slots=1):
+        offers = {task: bench.feed.dispatch(task) for task in ("exit", "stop", "after")}
+        ends = {task: await bench.watch.wait_for_end(offer) for task, offer in offers.items()}
+    assert {task: (end["status"], end["reason_code"]) for task, end in ends.items()} == {
+        "exit": ("failed", "agent_error"),
+        "stop": ("succeeded", None),
+        "after": ("succeeded", None),
+    }
 
 
 @pytest.mark.parametrize("method", ["is_async", "method_for"])
