@@ -15,6 +15,7 @@ from agl_stream.errors import AglStreamError
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import event_id
 from agl_stream.streams.lifecycle.attempt import AttemptFacts
+from agl_stream.streams.lifecycle.limits import possible_limits
 
 FORMAT = 1
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
@@ -167,11 +168,16 @@ def dump_state(state: RolloutState) -> bytes:
 
 
 def load_state(value: bytes) -> RolloutState:
-    """The state of ``dump_state``. Raises AglStreamError for a format this version does not know."""
+    """The state of ``dump_state``. Raises AglStreamError for a format this version does not know.
+
+    Limits that were kept before they were checked, and went through JSON as null, are the schema's defaults.
+    """
     loaded = orjson.loads(value)
     if loaded.pop("format", None) != FORMAT:
         raise AglStreamError(
             "the lifecycle's table was written by another version of agl-stream; run that version, or delete the "
             "lifecycle changelog topic and let the table be built anew"
         )
+    if (request := loaded.get("request")) is not None:
+        request["config"] = possible_limits(request["config"])
     return loaded

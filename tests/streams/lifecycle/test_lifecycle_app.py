@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,14 @@ def test_a_request_that_is_no_json_ends_the_rollout(scene: Scene):
     rollout_id = scene.request(input="{no json")
     state = scene.wait_status(rollout_id, "failed")
     assert state["reason_code"] == "bad_json" and json.loads(state["input"]) is None
+
+
+def test_a_request_with_limits_that_are_no_numbers_ends_the_rollout_and_nothing_else(scene: Scene):
+    rollout_id = scene.request(config={"backoff_seconds": math.nan, "unresponsive_seconds": math.inf})
+    state = scene.wait_status(rollout_id, "failed")
+    assert state["reason_code"] == "impossible_transition" and state["config"]["backoff_seconds"] == 0.0
+    assert scene.wait_reject(rollout_id=rollout_id)["detail"] == "config.unresponsive_seconds cannot be inf"
+    assert scene.offer(scene.request())["attempt_number"] == 1
 
 
 def test_foreign_partitions_and_missing_ids(scene: Scene):

@@ -8,10 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
+from agl_stream.schemas import events
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.topics import TOPICS
-from agl_stream.streams.lifecycle.limits import LONGEST_SECONDS
-from agl_stream.streams.lifecycle.state import dump_state, load_state
+from agl_stream.streams.lifecycle.limits import LONGEST_SECONDS, NO_LIMITS
+from agl_stream.streams.lifecycle.state import announcement, dump_state, load_state, offer
 
 from .histories import control, requested, run
 
@@ -84,3 +85,21 @@ def test_the_widest_limits_are_taken():
     widest = {"timeout_seconds": LONGEST_SECONDS, "backoff_seconds": LONGEST_SECONDS, "max_attempts": 2**31 - 1}
     state, _ = run([requested(config=widest)])
     assert state is not None and state["status"] == "queuing"
+
+
+def test_a_state_kept_before_limits_were_checked_encodes_again():
+    state, _ = run([requested(config={"timeout_seconds": 5.0})])
+    assert state is not None and state["request"] is not None
+    unchecked = {"backoff_seconds": math.nan, "max_attempts": 2**31}
+    state["request"]["config"].update(unchecked)
+    loaded = load_state(dump_state(state))
+    assert loaded["request"] is not None
+    assert loaded["request"]["config"] == {**requested().event["config"], "timeout_seconds": 5.0}
+    CODEC.encode("RolloutStateChanged", announcement(loaded))
+    CODEC.encode("AttemptDispatched", offer(loaded))
+
+
+def test_the_defaults_are_those_of_the_schema():
+    fields = {field["name"]: field for field in events.current("RolloutRequested")["fields"]}
+    assert fields["config"]["default"] == NO_LIMITS
+    assert {field["name"]: field["default"] for field in fields["config"]["type"]["fields"]} == NO_LIMITS
