@@ -239,3 +239,22 @@ def test_a_joiner_that_starts_late_catches_up(script: Script, commits: int) -> N
     found = world.get_triplets("ro-a", everything=True)
     assert found is not None and found["content_hash"] == expected(script)["content_hash"]
     assert found["attempt_id"] == attempt_id("ro-a", found["attempt_number"])
+
+
+def test_a_late_call_that_makes_the_record_too_large_takes_the_triplets_back() -> None:
+    world = World(Bounds(record_bytes=10_000))
+    attempt = attempt_state("ro-a", 1, reward=1.0, dispatched_at_us=world.now_us)
+    state = rollout("ro-a", 2, "succeeded", attempts=[attempt])
+    world.produce_span(llm_call("ro-a", "first", 1, [1] * 1000, [2]))
+    world.produce_rollout(state)
+    world.settle()
+    for n in (2, 3):
+        world.produce_span(llm_call("ro-a", f"late-{n}", n, [1] * 1000, [2]))
+        world.settle()
+    # the second late call says nothing new; nor does another joiner that reads everything again
+    world.committed = {}
+    world.start()
+    world.settle()
+    told = [(event["revision"], event["reason_code"], len(event["triplets"])) for event in world.joined("ro-a")]
+    assert told == [(0, None, 1), (1, "record_too_large", 0)]
+    assert [reject["reason_code"] for reject in world.rejects] == ["record_too_large"]
