@@ -81,6 +81,11 @@ REASONS: dict[str, Reason] = {
             "Publish the resources first, or leave the id out to get the latest.",
         ),
         Reason(
+            "bad_config",
+            "A limit of a rollout, or a field that an update sets, is unknown, out of range or of another type.",
+            "Correct the field named in the detail; schemas/avsc says what each may be.",
+        ),
+        Reason(
             "impossible_transition",
             "An event asks for a change the state machine has no place for.",
             "See docs/architecture.md, lifecycle.",

@@ -99,11 +99,11 @@ def _update(state: RolloutState, given: Input, step: Step) -> RolloutState | Non
         return None
     fields: dict[str, Any] = orjson.loads(event["payload"])
     status = fields.pop("status", None)
-    problem = _problem_of(fields) or (
-        f"status {status!r} cannot be set by hand" if status not in (None, "cancelled", "queuing", "requeuing") else ""
-    )
-    if problem:
-        step.reject(given, "impossible_transition", problem)
+    if problem := _problem_of(fields):
+        step.reject(given, "bad_config", problem)
+        return None
+    if status not in (None, "cancelled", "queuing", "requeuing"):
+        step.reject(given, "impossible_transition", f"status {status!r} cannot be set by hand")
         return None
     changed = _changes(state, fields, event, step)
     if changed is None:

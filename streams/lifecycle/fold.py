@@ -156,7 +156,7 @@ def _problem_of(given: Input) -> tuple[str, str] | None:
     if not is_object(event["metadata"]):
         return "bad_json", "metadata is not a JSON object, or nested too deep"
     if problem := problem_of_limits(event["config"]):
-        return "impossible_transition", problem
+        return "bad_config", problem
     return None
 
 

@@ -164,7 +164,7 @@ def test_a_request_that_is_no_json_ends_the_rollout(scene: Scene):
 def test_a_request_with_limits_that_are_no_numbers_ends_the_rollout_and_nothing_else(scene: Scene):
     rollout_id = scene.request(config={"backoff_seconds": math.nan, "unresponsive_seconds": math.inf})
     state = scene.wait_status(rollout_id, "failed")
-    assert state["reason_code"] == "impossible_transition" and state["config"]["backoff_seconds"] == 0.0
+    assert state["reason_code"] == "bad_config" and state["config"]["backoff_seconds"] == 0.0
     assert scene.wait_reject(rollout_id=rollout_id)["detail"] == "config.unresponsive_seconds cannot be inf"
     assert scene.offer(scene.request())["attempt_number"] == 1
 

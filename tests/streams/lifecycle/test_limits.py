@@ -39,10 +39,10 @@ def test_a_request_with_an_impossible_limit_ends_and_says_which(name: str, value
     good = {"timeout_seconds": 5.0, "max_attempts": 2, "retry_condition": ["failed"]}
     state, (effects,) = run([requested(config={**good, name: value})])
     assert state is not None and state["request"] is not None
-    assert (state["status"], state["reason_code"], state["attempts"]) == ("failed", "impossible_transition", [])
+    assert (state["status"], state["reason_code"], state["attempts"]) == ("failed", "bad_config", [])
     rejects = [effect.event for effect in effects if effect.topic == "rejects"]
     assert [(event["reason_code"], event["detail"]) for event in rejects] == [
-        ("impossible_transition", f"config.{name} cannot be {value!r}")
+        ("bad_config", f"config.{name} cannot be {value!r}")
     ]
     # what could be read is still shown, and what is kept comes back as it was
     assert state["request"]["input"] == requested().event["input"]
