@@ -27,8 +27,9 @@ AdvantageFunction = Callable[[Sequence[float], Sequence[int]], Sequence[float]]
 class Row:
     """One model call as the trainer sees it.
 
-    ``logprobs`` are those the server reported (None when it did not), ``weight`` multiplies the advantage under a
-    mean over rows of the token mean, so that all rollouts weigh alike.
+    ``logprobs`` are those the server reported (None when it did not). ``version`` is the one that the server stamped
+    on the response, else the one pinned on the rollout, else None: not known, and taken for the one being trained.
+    ``weight`` multiplies the advantage under a mean over rows of the token mean, so that all rollouts weigh alike.
     """
 
     rollout_id: str
@@ -44,7 +45,8 @@ class Row:
 class BatchConfig:
     """Limits of a batch.
 
-    ``max_staleness``: how many versions older than the one being trained a response may be (None: any).
+    ``max_staleness``: how many versions older than the one being trained a response may be (None: any). One whose
+    version is not known, see ``Row``, is never too old.
     ``min_siblings``: a group of more than one with fewer usable members has no baseline and is dropped.
     """
 
@@ -120,14 +122,14 @@ def _judge(event: Event, config: BatchConfig, version_in: int) -> tuple[str | No
         return "no_model_calls", []
     rows: list[Row] = []
     for triplet in event["triplets"]:
-        reason, row = _row(event["rollout_id"], triplet, config, version_in)
+        reason, row = _row(event, triplet, config, version_in)
         if row is None:
             return reason, []
         rows.append(row)
     return None, rows
 
 
-def _row(rollout_id: str, triplet: Event, config: BatchConfig, version_in: int) -> tuple[str | None, Row | None]:
+def _row(event: Event, triplet: Event, config: BatchConfig, version_in: int) -> tuple[str | None, Row | None]:
     try:
         prompt = unpack_ids(triplet["prompt_token_ids"])
         response = unpack_ids(triplet["response_token_ids"])
@@ -136,6 +138,8 @@ def _row(rollout_id: str, triplet: Event, config: BatchConfig, version_in: int) 
     except ValueError:
         return "bad_tokens", None
     version = triplet["resources_version"]
+    if version is None:
+        version = event["resources_version"]
     if not prompt or not response or (logprobs is not None and len(logprobs) != len(response)):
         return "bad_tokens", None
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
@@ -147,7 +151,7 @@ def _row(rollout_id: str, triplet: Event, config: BatchConfig, version_in: int) 
             return "stale", None
         if logprobs is None:
             return "logprobs_missing", None
-    return None, Row(rollout_id, prompt, response, logprobs, version)
+    return None, Row(event["rollout_id"], prompt, response, logprobs, version)
 
 
 def _refuse_group(group: ClosedGroup, usable: int, config: BatchConfig) -> str | None:

@@ -136,3 +136,18 @@ def test_responses_of_an_older_version_keep_their_logprobs_and_version() -> None
     batch = build([old, joined("b", reward=0.0)], version_in=4, max_staleness=1)
     assert batch.rows[0].version == 3
     assert batch.rows[0].logprobs == [-1.0, -2.0]
+
+
+def test_a_response_without_a_version_has_the_one_pinned_on_its_rollout() -> None:
+    rows = [triplet([5], [6, 7], [-1.0, -2.0])]
+    members = [
+        joined("old", triplets=rows, resources_version=1),
+        joined("fresh", triplets=rows, resources_version=4),
+        joined("stamped", triplets=[triplet([5], [6], [-1.0], version=4)], resources_version=1),
+        joined("unknown", triplets=rows),
+        joined("bare", triplets=[triplet([5], [6])], resources_version=4),
+    ]
+    batch = build(members, version_in=5, max_staleness=2)
+    assert outcome_of(batch, "old") == ("dropped", "stale", 0)
+    assert outcome_of(batch, "bare") == ("dropped", "logprobs_missing", 0)
+    assert {row.rollout_id: row.version for row in batch.rows} == {"fresh": 4, "stamped": 4, "unknown": None}

@@ -50,7 +50,7 @@ def joined(rollout_id: str, **fields: Any) -> Event:
         "group_id": None,
         "group_size": None,
         "resources_id": "policy",
-        "resources_version": 1,
+        "resources_version": None,
         "reward": 1.0,
         "triplets": [triplet([7, 8, 9], [10, 1])],
         "adapter": "llm-calls",
