@@ -9,7 +9,13 @@ from typing import Any, Literal
 from agl_stream.schemas.topics import TOPICS
 from agl_stream.settings import Settings
 
+BATCH_OVERHEAD_BYTES = 1024
+"""What a batch adds to its only record, and more."""
+
 Action = Literal["create", "configure", "refuse", "keep"]
+
+
+_LARGEST = "max.message.bytes"
 
 
 @dataclass(frozen=True)
@@ -38,13 +44,15 @@ def plan(existing: Mapping[str, ExistingTopic], settings: Settings) -> list[Chan
     """One change for each topic of the catalogue, in its order; `existing` is by name on the wire.
 
     Another partition count than wanted is refused, more as well as fewer: keys would map to other
-    partitions, and a rollout's events would no longer meet in one place.
+    partitions, and a rollout's events would no longer meet in one place. A topic must take the largest record that
+    producers send, which is more than Kafka's default of 1 MB; a larger limit than that is left as it is.
     """
+    largest = settings.max_record_bytes + BATCH_OVERHEAD_BYTES
     changes: list[Change] = []
     for topic in TOPICS.values():
         name = settings.topic(topic.name)
         partitions = topic.partitions or settings.partitions
-        wanted = topic.config()
+        wanted = {**topic.config(), _LARGEST: str(largest)}
         found = existing.get(name)
         if found is None:
             changes.append(Change("create", name, partitions, wanted))
@@ -60,7 +68,13 @@ def plan(existing: Mapping[str, ExistingTopic], settings: Settings) -> list[Chan
                 )
             )
         else:
-            differs = {key: value for key, value in wanted.items() if found.config.get(key) != value}
+            differs = {key: value for key, value in wanted.items() if not _is_met(key, value, found.config.get(key))}
             action: Action = "configure" if differs else "keep"
             changes.append(Change(action, name, partitions, differs))
     return changes
+
+
+def _is_met(key: str, wanted: str, found: str | None) -> bool:
+    if key == _LARGEST and found is not None:
+        return int(found) >= int(wanted)
+    return found == wanted

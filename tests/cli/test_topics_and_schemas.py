@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_stream.cli.topic_plan import ExistingTopic, plan
+from agl_stream.cli.topic_plan import BATCH_OVERHEAD_BYTES, ExistingTopic, plan
 from agl_stream.errors import AglStreamError
 from agl_stream.schemas.topics import TOPICS
 from agl_stream.settings import Settings
@@ -19,8 +19,10 @@ PLAIN = Settings.load(namespace="n", partitions=8)
 
 
 def as_wanted(settings: Settings) -> dict[str, ExistingTopic]:
+    size = {"max.message.bytes": str(settings.max_record_bytes + BATCH_OVERHEAD_BYTES)}
     return {
-        settings.topic(t.name): ExistingTopic(t.partitions or settings.partitions, t.config()) for t in TOPICS.values()
+        settings.topic(t.name): ExistingTopic(t.partitions or settings.partitions, {**t.config(), **size})
+        for t in TOPICS.values()
     }
 
 
@@ -48,9 +50,20 @@ def test_what_is_missing_is_created(missing: set[str]) -> None:
 
 def test_only_the_settings_that_differ_are_set() -> None:
     existing = as_wanted(PLAIN)
-    existing["n.spans"] = replace(existing["n.spans"], config={"cleanup.policy": "delete", "retention.ms": "1"})
+    spans = existing["n.spans"]
+    existing["n.spans"] = replace(spans, config={**spans.config, "retention.ms": "1"})
     (change,) = (c for c in plan(existing, PLAIN) if c.action != "keep")
     assert (change.action, change.config) == ("configure", {"retention.ms": "604800000"})
+
+
+@pytest.mark.parametrize(("found", "action"), [("1048588", "configure"), ("99999999", "keep")])
+def test_a_topic_takes_the_largest_record_and_may_take_more(found: str, action: str) -> None:
+    existing = as_wanted(PLAIN)
+    spans = existing["n.spans"]
+    existing["n.spans"] = replace(spans, config={**spans.config, "max.message.bytes": found})
+    (change,) = (c for c in plan(existing, PLAIN) if c.topic == "n.spans")
+    assert change.action == action
+    assert change.config == ({"max.message.bytes": "8389632"} if action == "configure" else {})
 
 
 def test_plan_changes_nothing_and_apply_once_is_enough(agl: Agl, settings: Settings) -> None:
