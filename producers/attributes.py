@@ -62,6 +62,11 @@ def flatten_any(key: str, value: Any, *, longest: int = LONGEST_TEXT) -> dict[st
     return flat
 
 
+def utf8(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no event field and no header can hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def safe_text(value: object, *, longest: int = LONGEST_TEXT) -> str:
     """``str(value)`` of anything: never raises, has a UTF-8 form (what has none is escaped), is cut at ``longest``
     characters before escaping."""

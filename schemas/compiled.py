@@ -18,6 +18,7 @@ from collections.abc import Callable
 from operator import index
 from typing import Any
 
+from agl_stream.schemas import varint
 from agl_stream.schemas.events import Event, Schema
 
 Reader = Callable[[bytes, int], tuple[Event, int]]
@@ -72,6 +73,11 @@ class _Text:
     def close(self) -> None:
         self._indent -= 1
 
+    def refuse(self, condition: str, error: str, message: str) -> None:
+        self.open(f"if {condition}:")
+        self.add(f'raise {error}("{message}")')
+        self.close()
+
     def name(self) -> str:
         self._names += 1
         return f"v{self._names}"
@@ -92,6 +98,10 @@ def _branches(kind: Any) -> Any:
     if len(kind) != 2 or kind[0] != "null":
         raise Unsupported(f"union {kind}")
     return kind[1]
+
+
+def _beyond_int(variable: str) -> str:
+    return f"not -2147483648 <= {variable} <= 2147483647"
 
 
 # reading
@@ -119,15 +129,11 @@ def _read_value(text: _Text, kind: Any, target: str) -> None:
         _read_array(text, kind["items"], target)
     elif name == "enum":
         _read_number(text)
-        text.open("if n & 1:")
-        text.add('raise ValueError("no symbol of the enum")')
-        text.close()
+        text.refuse("n & 1", "ValueError", "no symbol of the enum")
         text.add(f"{target} = {text.constant(tuple(kind['symbols']))}[n >> 1]")
     elif name in ("string", "bytes"):
         _read_number(text)
-        text.open("if n & 1:")
-        text.add('raise ValueError("a negative length")')
-        text.close()
+        text.refuse("n & 1", "ValueError", "a negative length")
         text.add("end = at + (n >> 1)")
         text.add(f"{target} = data[at:end]" + (".decode()" if name == "string" else ""))
         text.add("at = end")
@@ -135,9 +141,7 @@ def _read_value(text: _Text, kind: Any, target: str) -> None:
         _read_number(text)
         text.add(f"{target} = n >> 1 ^ -(n & 1)")
         if name == "int":
-            text.open(f"if not -2147483648 <= {target} <= 2147483647:")
-            text.add('raise ValueError("an int beyond 32 bits")')
-            text.close()
+            text.refuse(_beyond_int(target), "ValueError", "an int beyond 32 bits")
     elif name == "double":
         text.add(f"({target},) = double(data, at)")
         text.add("at += 8")
@@ -241,9 +245,7 @@ def _write_value(text: _Text, kind: Any, value: str) -> None:
         text.add(f"add(short[n] if n < {_SHORT} else long(n))")
         text.add(f"add({value})")
     elif name == "int":
-        text.open(f"if not -2147483648 <= {value} <= 2147483647:")
-        text.add('raise OverflowError("an int beyond 32 bits")')
-        text.close()
+        text.refuse(_beyond_int(value), "OverflowError", "an int beyond 32 bits")
         text.add(f"add(long({value}))")
     elif name == "long":
         text.add(f"add(short[{value}] if 0 <= {value} < {_SHORT} else long({value}))")
@@ -270,7 +272,7 @@ def _long(value: int) -> bytes:
     value = index(value)
     if not _LOW <= value < _HIGH:
         raise OverflowError(f"{value} is beyond 64 bits")
-    number = value << 1 ^ value >> 63
+    number = varint.zigzag(value)
     if 1 << 49 <= number < 1 << 56:
         # microseconds of this century
         return bytes(
@@ -285,12 +287,7 @@ def _long(value: int) -> bytes:
                 number >> 49,
             )
         )
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return varint.unsigned(number)
 
 
 _SHORTS = tuple(map(_long, range(_SHORT)))

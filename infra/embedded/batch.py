@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from agl_stream.schemas import varint
+
 from .compression import Undecompressable, compress, decompress
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -181,13 +183,7 @@ def iter_records(data: Buffer, header: BatchHeader) -> Iterator[StoredRecord]:
 
 def _varint(value: int) -> bytes:
     """Zig-zag varint, as records use it."""
-    unsigned = (value << 1) ^ (value >> 63)
-    encoded = bytearray()
-    while unsigned > 0x7F:
-        encoded.append(unsigned & 0x7F | 0x80)
-        unsigned >>= 7
-    encoded.append(unsigned)
-    return bytes(encoded)
+    return varint.unsigned(varint.zigzag(value))
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

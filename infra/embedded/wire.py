@@ -20,6 +20,8 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+from agl_stream.schemas import varint
+
 MAX_ARRAY_ELEMENTS = 200_000
 """Elements of all arrays of one request together: bounds what a small hostile frame can blow up to."""
 
@@ -118,16 +120,7 @@ def _length_reader(flexible: bool, legacy: struct.Struct) -> Callable[[Cursor], 
 
 
 def _length_writer(flexible: bool, legacy: struct.Struct) -> Callable[[int], bytes]:
-    return (lambda length: encode_unsigned_varint(length + 1)) if flexible else legacy.pack
-
-
-def encode_unsigned_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return (lambda length: varint.unsigned(length + 1)) if flexible else legacy.pack
 
 
 def _blob_reader(length_of: Callable[[Cursor], int], nullable: bool, convert: Callable[[memoryview], Any]) -> Read:

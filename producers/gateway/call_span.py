@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from agl_stream.producers import semconv
+from agl_stream.producers.attributes import utf8
 from agl_stream.producers.gateway import readable
 from agl_stream.producers.gateway.call import Call
 from agl_stream.schemas.events import Event
@@ -87,7 +88,7 @@ def failed(
     """The span of a call that got no answer, or an error for an answer."""
     return _span(call, ended_at_us) | {
         "status": "error",
-        "status_description": readable.utf8(description[:1000]),
+        "status_description": utf8(description[:1000]),
         "model": _text(call.body.get("model")),
         "ids_missing": HUNG_UP if description == HUNG_UP else FAILED,
         "response": None if response is None else response.decode("utf-8", "replace"),
@@ -160,7 +161,7 @@ def _common_attributes(call: Call, response: dict[str, Any]) -> dict[str, Any]:
         semconv.OUTPUT_TOKENS: usage.get("completion_tokens"),
     }
     return {
-        key: readable.utf8(value) if isinstance(value, str) else value
+        key: utf8(value) if isinstance(value, str) else value
         for key, value in found.items()
         if isinstance(value, str | int)
     }
@@ -176,4 +177,4 @@ def _stored_choice(call: Call, choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    return readable.utf8(value) if isinstance(value, str) else None
+    return utf8(value) if isinstance(value, str) else None

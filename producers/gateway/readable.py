@@ -38,11 +38,6 @@ def dumps(value: Any, raw: bytes | None = None) -> str | None:
             return None if raw is None else raw.decode("utf-8", "replace")
 
 
-def utf8(text: str) -> str:
-    """The text with a question mark for each lone surrogate, which no event field and no header can hold."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 def within(value: Any, levels: int) -> bool:
     """Whether nothing in ``value`` is nested deeper than ``levels``."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None

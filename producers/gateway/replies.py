@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from agl_stream.producers.gateway.readable import utf8
+from agl_stream.producers.attributes import utf8
 
 
 class Refusal(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agl_stream.producers import json_text, semconv
-from agl_stream.producers.attributes import flatten
+from agl_stream.producers.attributes import flatten, utf8
 from agl_stream.producers.otel.bodies import finish_reasons, request_body, response_body
 from agl_stream.producers.otel.kind import kind_of
 from agl_stream.producers.otel.tokens import token_fields
@@ -54,7 +54,7 @@ def event_of(span: ReadableSpan, rollout_id: str, attempt_id: str) -> Event:
             {"attributes": flatten(span.resource.attributes), "schema_url": span.resource.schema_url}
         ),
     }
-    return {name: _encodable(value) if isinstance(value, str) else value for name, value in event.items()}
+    return {name: utf8(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def typed_fields(name: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,10 +80,6 @@ def sequence_of(started_ns: int) -> int:
     """A hybrid clock value for a span whose start was not stamped: milliseconds above, their fraction below."""
     milliseconds, fraction = divmod(started_ns, 1_000_000)
     return (milliseconds << 16) | (fraction << 16) // 1_000_000
-
-
-def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _event(event: Any) -> dict[str, Any]:
