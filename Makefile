@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.ready
 ARGS   ?=
 WORKERS ?= 2
 
-.PHONY: help setup demo test faults lint types bench clean
+.PHONY: help setup demo test faults engines lint types bench clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1  \2/p' $(MAKEFILE_LIST)
@@ -20,11 +20,14 @@ $(STAMP): requirements/dev.txt pyproject.toml
 demo: $(STAMP)  ## train the tool agent, end to end, on embedded engines; ARGS="--steps 10" passes arguments
 	@$(BIN)/agl-stream demo $(ARGS)
 
-test: $(STAMP)  ## all tests but the slowest
-	@$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(STAMP)  ## all tests but the slowest and those on real engines
+	@$(BIN)/python -m pytest -m "not slow and not engines" -n $(WORKERS) --dist loadfile $(ARGS)
 
 faults: $(STAMP)  ## the tests that kill, pause and break things
-	@$(BIN)/python -m pytest -m "slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not engines" $(ARGS)
+
+engines: $(STAMP)  ## the tests on Apache Kafka, Cassandra, Connect, Apicurio and PostgreSQL; needs Java 17 and Maven
+	@$(BIN)/python -m pytest -m "engines" $(ARGS)
 
 lint: $(STAMP)  ## ruff
 	@$(BIN)/ruff check .
