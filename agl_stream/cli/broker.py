@@ -41,9 +41,9 @@ def command(port: int, auto_create_topics: bool, default_partitions: int, flush:
     """
     import asyncio
 
-    from agl_stream.infra.embedded.broker import EmbeddedBroker
     from agl_stream.infra.embedded.config import BrokerConfig
     from agl_stream.infra.embedded.process import serve_until_signalled
+    from agl_stream.infra.embedded.server.broker import EmbeddedBroker
 
     config = BrokerConfig(
         auto_create_topics=auto_create_topics, default_partitions=default_partitions, flush_policy=flush

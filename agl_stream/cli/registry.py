@@ -28,7 +28,7 @@ def command(port: int, compatibility: str, read_only: bool, output: str) -> None
     import asyncio
 
     from agl_stream.infra.embedded.process import serve_until_signalled
-    from agl_stream.infra.embedded.registry import EmbeddedRegistry
+    from agl_stream.infra.embedded.registry.service import EmbeddedRegistry
 
     registry = EmbeddedRegistry(
         load_settings().folder / "registry", port=port, compatibility=compatibility.upper(), read_only=read_only

@@ -7,13 +7,13 @@ They are for one machine: no replication, no ACLs, no KIP-848 groups, and they s
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .broker import EmbeddedBroker
-    from .config import BrokerConfig
-    from .registry import EmbeddedRegistry
+    from agl_stream.infra.embedded.config import BrokerConfig
+    from agl_stream.infra.embedded.registry.service import EmbeddedRegistry
+    from agl_stream.infra.embedded.server.broker import EmbeddedBroker
 
 __all__ = ["BrokerConfig", "EmbeddedBroker", "EmbeddedRegistry"]
 
-_HOMES = {"BrokerConfig": "config", "EmbeddedBroker": "broker", "EmbeddedRegistry": "registry"}
+_HOMES = {"BrokerConfig": "config", "EmbeddedBroker": "server.broker", "EmbeddedRegistry": "registry.service"}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agl_stream.errors import SettingError
-
-from . import topic_config
+from agl_stream.infra.embedded.log import topic_config
 
 MIB = 1024 * 1024
 FlushPolicy = Literal["close", "interval", "every-write"]

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 
-from .broker import EmbeddedBroker
-from .config import BrokerConfig
+from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.server.broker import EmbeddedBroker
 
 _START_SECONDS = 30.0
 
@@ -52,7 +52,7 @@ class BrokerThread:
                 await stack.enter_async_context(broker)
                 registry_url = ""
                 if self._with_registry:
-                    from .registry import EmbeddedRegistry
+                    from agl_stream.infra.embedded.registry.service import EmbeddedRegistry
 
                     registry = await stack.enter_async_context(EmbeddedRegistry(self.data_dir / "registry"))
                     registry_url = registry.url

@@ -9,8 +9,8 @@ import struct
 import pytest
 from confluent_kafka import Producer
 
-from agl_stream.infra.embedded.apis import APIS
 from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.protocol.apis import APIS
 from agl_stream.infra.embedded.testing import BrokerThread
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_stream.infra.embedded.batch import (
+from agl_stream.infra.embedded.log.batch import (
     HEADER_BYTES,
     BatchHeader,
     CorruptBatch,
@@ -19,9 +19,9 @@ from agl_stream.infra.embedded.batch import (
     iter_records,
     read_header,
 )
-from agl_stream.infra.embedded.errors import ErrorCode
-from agl_stream.infra.embedded.log import PartitionLog
-from agl_stream.infra.embedded.topic_config import DEFAULTS, TopicConfig
+from agl_stream.infra.embedded.log.partition_log import PartitionLog
+from agl_stream.infra.embedded.log.topic_config import DEFAULTS, TopicConfig
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
 
 TRANSACTIONAL = 0x10
 

@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from agl_stream.errors import FolderNotWritable, PortInUse, SettingError
-from agl_stream.infra.embedded.broker import EmbeddedBroker
 from agl_stream.infra.embedded.config import BrokerConfig
-from agl_stream.infra.embedded.registry import EmbeddedRegistry
+from agl_stream.infra.embedded.registry.service import EmbeddedRegistry
+from agl_stream.infra.embedded.server.broker import EmbeddedBroker
 from agl_stream.infra.embedded.storage import DamagedFile, FolderInUse, Journal, write_atomically
 
 ENGINES = pytest.mark.parametrize("engine", [EmbeddedBroker, EmbeddedRegistry])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
-from agl_stream.infra.embedded.apis import APIS, decode_request
-from agl_stream.infra.embedded.wire import MAX_ARRAY_ELEMENTS, Cursor, MalformedMessage, entity_codec
+from agl_stream.infra.embedded.protocol.apis import APIS, decode_request
+from agl_stream.infra.embedded.protocol.wire import MAX_ARRAY_ELEMENTS, Cursor, MalformedMessage, entity_codec
 
 SPOKEN = [(api.name, version) for api in APIS.values() for version in range(api.first, api.last + 1)]
 _INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "timedelta_i32": 32, "timedelta_i64": 40}

@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .config import BrokerConfig
-from .flushing import Flusher
-from .group_coordinator import GroupCoordinator
-from .offsets import OffsetStore
-from .topics import Catalogue
-from .transactions import TransactionCoordinator
+from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.groups.coordinator import GroupCoordinator
+from agl_stream.infra.embedded.groups.offsets import OffsetStore
+from agl_stream.infra.embedded.log.flushing import Flusher
+from agl_stream.infra.embedded.server.topics import Catalogue
+from agl_stream.infra.embedded.transactions.coordinator import TransactionCoordinator
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from .config import BrokerConfig
-from .errors import ErrorCode
-from .group import Group, GroupRefused, GroupState, Member
+from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.groups.group import Group, GroupRefused, GroupState, Member
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 

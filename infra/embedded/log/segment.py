@@ -19,8 +19,16 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from .batch import CRC_FROM, HEADER_BYTES, LENGTH_PREFIX_BYTES, POSITION, BatchHeader, CorruptBatch, read_header
-from .storage import write_atomically
+from agl_stream.infra.embedded.log.batch import (
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    POSITION,
+    BatchHeader,
+    CorruptBatch,
+    read_header,
+)
+from agl_stream.infra.embedded.storage import write_atomically
 
 logger = logging.getLogger(__name__)
 

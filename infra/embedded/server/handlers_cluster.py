@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .apis import supported_versions
-from .errors import ErrorCode
-from .handlers_data import LEADER_EPOCH
-from .node import Caller, Node
-from .topics import Topic, TopicRefused
-from .wire import Message
+from agl_stream.infra.embedded.protocol.apis import supported_versions
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.handlers_data import LEADER_EPOCH
+from agl_stream.infra.embedded.server.node import Caller, Node
+from agl_stream.infra.embedded.server.topics import Topic, TopicRefused
 
 
 def api_versions(node: Node, request: Message, caller: Caller) -> Message:

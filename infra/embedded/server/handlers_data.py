@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
-from .batch import BatchHeader, CorruptBatch
-from .errors import ErrorCode
-from .log import Appended, PartitionLog
-from .node import Caller, Node
-from .wire import Message
+from agl_stream.infra.embedded.log.batch import BatchHeader, CorruptBatch
+from agl_stream.infra.embedded.log.partition_log import Appended, PartitionLog
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.node import Caller, Node
 
 logger = logging.getLogger(__name__)
 

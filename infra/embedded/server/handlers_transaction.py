@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .errors import ErrorCode
-from .group import GroupRefused
-from .handlers_group import check_offset, offset_row
-from .node import Caller, Node
-from .transactions import PendingOffset
-from .wire import Message
+from agl_stream.infra.embedded.groups.group import GroupRefused
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.handlers_group import check_offset, offset_row
+from agl_stream.infra.embedded.server.node import Caller, Node
+from agl_stream.infra.embedded.transactions.coordinator import PendingOffset
 
 
 def init_producer_id(node: Node, request: Message, caller: Caller) -> Message:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .config import BrokerConfig
-from .errors import ErrorCode
-from .log import PartitionLog
-from .storage import DamagedFile, write_atomically
-from .topic_config import InvalidTopicConfig, TopicConfig, check_topic_config
+from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.log.partition_log import PartitionLog
+from agl_stream.infra.embedded.log.topic_config import InvalidTopicConfig, TopicConfig, check_topic_config
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.storage import DamagedFile, write_atomically
 
 logger = logging.getLogger(__name__)
 

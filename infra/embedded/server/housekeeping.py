@@ -7,11 +7,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from .cleaner import apply_retention, compact
+from agl_stream.infra.embedded.log.cleaner import apply_retention, compact
 
 if TYPE_CHECKING:
-    from .connection import Connection
-    from .node import Node
+    from agl_stream.infra.embedded.server.connection import Connection
+    from agl_stream.infra.embedded.server.node import Node
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from . import dispatch
+from agl_stream.infra.embedded.server import dispatch
 
 if TYPE_CHECKING:
-    from .node import Node
+    from agl_stream.infra.embedded.server.node import Node
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .config import BrokerConfig
-from .errors import ErrorCode
-from .offsets import OffsetKey, OffsetStore
-from .storage import Journal
-from .topics import Catalogue
+from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.groups.offsets import OffsetKey, OffsetStore
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.server.topics import Catalogue
+from agl_stream.infra.embedded.storage import Journal
 
 logger = logging.getLogger(__name__)
 

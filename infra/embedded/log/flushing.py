@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from .log import PartitionLog
+from agl_stream.infra.embedded.log.partition_log import PartitionLog
 
 
 class Flusher:

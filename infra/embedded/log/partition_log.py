@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .batch import (
+from agl_stream.infra.embedded.log.batch import (
     BatchHeader,
     Buffer,
     CorruptBatch,
@@ -25,11 +25,11 @@ from .batch import (
     iter_records,
     read_header,
 )
-from .errors import ErrorCode
-from .producer_state import AbortedTransaction, ProducerStates, Verdict
-from .segment import Segment, segment_name
-from .storage import write_atomically
-from .topic_config import TopicConfig
+from agl_stream.infra.embedded.log.producer_state import AbortedTransaction, ProducerStates, Verdict
+from agl_stream.infra.embedded.log.segment import Segment, segment_name
+from agl_stream.infra.embedded.log.topic_config import TopicConfig
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.storage import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from agl_stream.errors import FolderNotWritable, PortInUse, SettingError
-
-from .config import BrokerConfig
-from .connection import Connection
-from .housekeeping import Housekeeping
-from .node import Node
-from .storage import FolderLock
+from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.server.connection import Connection
+from agl_stream.infra.embedded.server.housekeeping import Housekeeping
+from agl_stream.infra.embedded.server.node import Node
+from agl_stream.infra.embedded.storage import FolderLock
 
 logger = logging.getLogger(__name__)
 

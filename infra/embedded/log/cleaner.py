@@ -8,10 +8,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .batch import BatchHeader, CorruptBatch, StoredRecord, build_batch, iter_records
-from .log import PartitionLog
-from .producer_state import AbortedTransaction
-from .segment import Segment
+from agl_stream.infra.embedded.log.batch import BatchHeader, CorruptBatch, StoredRecord, build_batch, iter_records
+from agl_stream.infra.embedded.log.partition_log import PartitionLog
+from agl_stream.infra.embedded.log.producer_state import AbortedTransaction
+from agl_stream.infra.embedded.log.segment import Segment
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from .errors import ErrorCode
-from .group import Group, GroupRefused, GroupState
-from .group_coordinator import Join, MemberIdRequired
-from .node import Caller, Node
-from .offsets import OffsetKey
-from .wire import Message
+from agl_stream.infra.embedded.groups.coordinator import Join, MemberIdRequired
+from agl_stream.infra.embedded.groups.group import Group, GroupRefused, GroupState
+from agl_stream.infra.embedded.groups.offsets import OffsetKey
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.node import Caller, Node
 
 NO_OFFSET = -1
 

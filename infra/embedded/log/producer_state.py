@@ -9,7 +9,7 @@ import enum
 from collections import deque
 from typing import Any, NamedTuple
 
-from .batch import BatchHeader
+from agl_stream.infra.embedded.log.batch import BatchHeader
 
 WINDOW_BATCHES = 5
 """Kafka's window: a producer may have five requests in flight, so up to five batches may come again."""

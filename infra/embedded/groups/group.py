@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ErrorCode
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
 
 
 class GroupState(enum.StrEnum):

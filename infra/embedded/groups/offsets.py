@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .storage import Journal
+from agl_stream.infra.embedded.storage import Journal
 
 
 class Committed(NamedTuple):

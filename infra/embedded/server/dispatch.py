@@ -6,8 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from . import handlers_admin, handlers_cluster, handlers_data, handlers_group, handlers_transaction
-from .apis import (
+from agl_stream.infra.embedded.protocol.apis import (
     API_VERSIONS,
     Request,
     UnsupportedVersion,
@@ -15,8 +14,15 @@ from .apis import (
     encode_response,
     encode_unsupported_api_versions,
 )
-from .node import Caller, Node
-from .wire import MalformedMessage, Message
+from agl_stream.infra.embedded.protocol.wire import MalformedMessage, Message
+from agl_stream.infra.embedded.server import (
+    handlers_admin,
+    handlers_cluster,
+    handlers_data,
+    handlers_group,
+    handlers_transaction,
+)
+from agl_stream.infra.embedded.server.node import Caller, Node
 
 logger = logging.getLogger(__name__)
 

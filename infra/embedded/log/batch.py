@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from agl_stream.infra.embedded.log.compression import Undecompressable, compress, decompress
 from agl_stream.schemas import varint
-
-from .compression import Undecompressable, compress, decompress
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size

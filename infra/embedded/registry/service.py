@@ -9,11 +9,10 @@ from types import TracebackType
 from aiohttp import web
 
 from agl_stream.errors import FolderNotWritable, PortInUse, SettingError
-
-from .registry_app import build_app
-from .registry_compatibility import LEVELS
-from .registry_store import SchemaStore
-from .storage import FolderLock
+from agl_stream.infra.embedded.registry.app import build_app
+from agl_stream.infra.embedded.registry.compatibility import LEVELS
+from agl_stream.infra.embedded.registry.store import SchemaStore
+from agl_stream.infra.embedded.storage import FolderLock
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MAX_BODY_BYTES = 1024 * 1024

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .errors import ErrorCode
-from .node import Caller, Node
-from .topics import TopicRefused
-from .wire import Message
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
+from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.node import Caller, Node
+from agl_stream.infra.embedded.server.topics import TopicRefused
 
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3

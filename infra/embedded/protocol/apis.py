@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from .wire import Cursor, MalformedMessage, Message, Read, Write, entity_codec
+from agl_stream.infra.embedded.protocol.wire import Cursor, MalformedMessage, Message, Read, Write, entity_codec
 
 API_VERSIONS = 18
 UNSUPPORTED_VERSION = 35

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .registry_store import RegistryError, SchemaStore
+from agl_stream.infra.embedded.registry.store import RegistryError, SchemaStore
 
 logger = logging.getLogger(__name__)
 

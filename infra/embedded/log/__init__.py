@@ -1,0 +1,1 @@
+"""The log of one partition: batches, segments with index, producers, retention, compaction, fsync."""

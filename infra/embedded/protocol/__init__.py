@@ -1,0 +1,1 @@
+"""The Kafka protocol: which requests, their bytes, error codes."""

@@ -1,0 +1,1 @@
+"""The broker process: connections, request handlers, topics, housekeeping."""

@@ -1,0 +1,1 @@
+"""Transactions: ids, epochs, two-phase ends."""
