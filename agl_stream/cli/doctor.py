@@ -39,7 +39,7 @@ def _shown(spec: Any, value: Any) -> Any:
 
 def check_broker(settings: Settings) -> str:
     """Raises EngineUnreachable; else says what answers."""
-    from agl_stream.cli.engines import reach_broker
+    from agl_stream.cli.reach import reach_broker
 
     _, metadata = reach_broker(settings)
     own = [name for name in metadata.topics if name.startswith(settings.topic(""))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from agl_stream.cli.engines import broker_unreachable, client_config, new_admin_client, reach_broker
+from agl_stream.cli.reach import broker_unreachable, client_config, new_admin_client, reach_broker
 from agl_stream.errors import AglStreamError, EngineUnreachable, NotFound
 from agl_stream.settings import Settings
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from agl_stream import connections
 from agl_stream.cli.log_reader import LogReader, RawRecord
 from agl_stream.cli.views import OPEN_STATUSES, settlements
 from agl_stream.errors import DecodeError
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.partitioner import murmur2_partition
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 
 _CLOCK_SLACK_MS = 60_000
@@ -26,7 +26,7 @@ class LogView:
     def __init__(self, settings: Settings, reader: LogReader) -> None:
         self.source = "log"
         self._reader = reader
-        self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=False))
+        self._codec = Codec(connections.registry_client(settings, register=False))
         self._statuses: dict[str, str] | None = None
         self._open: dict[str, dict[str, Any]] = {}
 

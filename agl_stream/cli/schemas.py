@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from agl_stream import connections
 from agl_stream.cli.output import emit_json, output_option, table
 from agl_stream.cli.shared import load_settings
 
@@ -50,10 +51,9 @@ def check_command(output: str) -> None:
 @output_option
 def register_command(output: str) -> None:
     """Register every version of every event with the registry, oldest first. Again changes nothing."""
-    from agl_stream.schemas.registry import RegistryClient
 
     settings = load_settings()
-    ids = RegistryClient(settings.registry_url, namespace=settings.namespace).register_all()
+    ids = connections.registry_client(settings).register_all()
     if output == "json":
         emit_json({"registry_url": settings.registry_url, "ids": ids})
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agl_stream import connections
 from agl_stream.cli.output import emit_json, output_option
 from agl_stream.cli.shared import load_settings
 
@@ -92,12 +93,11 @@ def command(
     """
     from agl_stream.cli.log_reader import LogReader
     from agl_stream.schemas.codec import Codec
-    from agl_stream.schemas.registry import RegistryClient
 
     settings = load_settings()
     follow = where == "end" if follow is None else follow
     # Printing must never register anything.
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=False))
+    codec = Codec(connections.registry_client(settings, register=False))
     with LogReader(settings) as reader:
         chosen = list(partitions) or None
         unknown = set(chosen or ()) - set(reader.partitions(topic))

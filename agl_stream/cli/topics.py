@@ -49,7 +49,7 @@ def apply(settings: Settings) -> list[Change]:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-    from agl_stream.cli.engines import reach_broker
+    from agl_stream.cli.reach import reach_broker
     from agl_stream.cli.topic_plan import plan
 
     admin, metadata = reach_broker(settings)
@@ -115,7 +115,7 @@ def command() -> None:
 @output_option
 def plan_command(output: str) -> None:
     """Show what `topics apply` would do. Changes nothing; exit status 1 when a topic would be refused."""
-    from agl_stream.cli.engines import reach_broker
+    from agl_stream.cli.reach import reach_broker
     from agl_stream.cli.topic_plan import plan
 
     settings = load_settings()

@@ -9,6 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from agl_stream import connections
 from agl_stream.errors import EngineUnreachable
 from agl_stream.settings import Settings
 
@@ -25,7 +26,7 @@ _silent.setLevel(logging.CRITICAL)
 def client_config(settings: Settings) -> dict[str, Any]:
     """librdkafka settings that every client of a verb shares."""
     return {
-        "bootstrap.servers": settings.bootstrap_servers,
+        **connections.librdkafka(settings),
         "client.id": "agl-stream-cli",
         "socket.timeout.ms": 10_000,
         "reconnect.backoff.max.ms": 500,
