@@ -63,6 +63,27 @@ class Settings:
     blob_root: str = _setting("", "Folder or fsspec address of claim-checked payloads; empty: <dir>/blobs.")
     namespace: str = _setting("agl", "Prefix of topics and consumer groups.", pattern="[A-Za-z0-9._-]{1,200}")
 
+    # how the connections are protected
+    kafka_security_protocol: str = _setting(
+        "PLAINTEXT",
+        "How Kafka is spoken to: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL.",
+        pattern="PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL",
+    )
+    kafka_sasl_mechanism: str = _setting(
+        "SCRAM-SHA-512",
+        "How users prove who they are: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512.",
+        pattern="PLAIN|SCRAM-SHA-256|SCRAM-SHA-512",
+    )
+    kafka_username: str = _setting("", "User of the SASL protocols.")
+    kafka_password: str = _setting("", "Password of that user.", secret=True)
+    kafka_ca_file: str = _setting("", "PEM file of the authority that signed the brokers; empty: the system's.")
+    kafka_certificate_file: str = _setting("", "PEM file of this client's own certificate, where brokers ask for one.")
+    kafka_key_file: str = _setting("", "PEM file of the key of that certificate.")
+    kafka_key_password: str = _setting("", "Password of that key.", secret=True)
+    registry_username: str = _setting("", "User of the schema registry, where it asks for one.")
+    registry_password: str = _setting("", "Password of that user.", secret=True)
+    registry_ca_file: str = _setting("", "PEM file of the authority that signed the registry; empty: the system's.")
+
     # shape of the log
     partitions: int = _setting(8, "Partitions of every topic that is keyed by rollout or group.")
     replication_factor: int = _setting(1, "Replicas of each topic; 3 on a real cluster.")

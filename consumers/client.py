@@ -7,6 +7,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from agl_stream import connections
 from agl_stream.settings import Settings
 
 SOMEBODY_ELSE_WILL = frozenset(
@@ -28,7 +29,7 @@ def consumer_config(settings: Settings, *, group: str, logger: logging.Logger, p
     """A group member that commits by hand, holds little, and finds a restarted broker within a second."""
     session_ms = int(settings.session_timeout_seconds * 1000)
     return {
-        "bootstrap.servers": settings.bootstrap_servers,
+        **connections.librdkafka(settings),
         "group.id": settings.group(group),
         "client.id": f"agl-{group}",
         "enable.auto.commit": False,

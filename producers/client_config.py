@@ -12,6 +12,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from agl_stream import connections
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
 
@@ -20,7 +21,7 @@ def client_config(settings: Settings, name: str, linger_ms: float | None) -> dic
     """librdkafka's configuration: idempotent, acknowledged by all replicas, bounded, quick to find a broker again."""
     timeout_ms = int(settings.delivery_timeout_seconds * 1000)
     return {
-        "bootstrap.servers": settings.bootstrap_servers,
+        **connections.librdkafka(settings),
         "client.id": f"agl-{name}",
         "enable.idempotence": True,
         "acks": "all",

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from agl_stream import connections
 from agl_stream.errors import (
     AglStreamError,
     BufferFull,
@@ -29,7 +30,6 @@ from agl_stream.schemas.clock import now_us
 from agl_stream.schemas.codec import Codec, Encoder
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import new_id
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.schemas.topics import TOPICS
 from agl_stream.settings import Settings
 
@@ -57,7 +57,7 @@ class EventProducer:
         """``name``: the role that goes into each event's ``producer``. ``linger_ms`` overrides the setting where
         latency matters more than batches. Connects in the background; ``check`` says whether a broker is there."""
         self._settings = settings
-        self._codec = codec or Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        self._codec = codec or Codec(connections.registry_client(settings))
         self._identity = {"name": name, "instance": instance(), "version": version()}
         self._log = client_logger(name)
         self._wire: dict[str, tuple[str, Encoder]] = {}

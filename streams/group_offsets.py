@@ -7,6 +7,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from agl_stream import connections
 from agl_stream.errors import EngineUnreachable
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
@@ -52,7 +53,7 @@ class GroupOffsets:
         if self._client is None:
             self._client = Consumer(
                 {
-                    "bootstrap.servers": self._settings.bootstrap_servers,
+                    **connections.librdkafka(self._settings),
                     "group.id": self._group,
                     "client.id": "agl-group-offsets",
                     "enable.auto.commit": False,

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
+from agl_stream import connections
 from agl_stream.errors import EngineUnreachable
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
@@ -121,7 +122,7 @@ class LogTail:
     def _client(self) -> Any:
         if self._consumer is None:
             common = {
-                "bootstrap.servers": self._settings.bootstrap_servers,
+                **connections.librdkafka(self._settings),
                 "client.id": f"agl-{self._name}",
                 "reconnect.backoff.max.ms": 1000,
             }

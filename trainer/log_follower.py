@@ -14,13 +14,13 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from agl_stream import connections
 from agl_stream.consumers.decoding import Decoder
 from agl_stream.consumers.record import Partition, Record
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.errors import AglStreamError, EngineUnreachable, NotFound
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class LogFollower:
         rejects = Rejects(
             producer, rejected_by=name, limits=RejectLimits(consecutive=settings.reject_limit_consecutive)
         )
-        codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        codec = Codec(connections.registry_client(settings))
         self._decoder = Decoder(settings, topics, codec, rejects)
         self._rejects = rejects
         self._cut: set[Partition] = set()
@@ -206,7 +206,7 @@ def _once(call: Any, *arguments: Any, **named: Any) -> Any:
 
 def _config(settings: Settings, name: str) -> dict[str, Any]:
     return {
-        "bootstrap.servers": settings.bootstrap_servers,
+        **connections.librdkafka(settings),
         # the client demands a group; with assign() and without commits none ever exists
         "group.id": f"{settings.namespace}.{name}.{uuid.uuid4().hex[:8]}",
         "client.id": f"agl-{name}",

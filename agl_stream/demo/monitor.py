@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from agl_stream import connections
 from agl_stream.cli.log_reader import LogReader
 from agl_stream.demo.progress import Progress, Rate
 from agl_stream.demo.view import Snapshot
 from agl_stream.errors import AglStreamError, DecodeError
 from agl_stream.schemas.codec import Codec
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 
 _ASK_EVERY_SECONDS = 2.0
@@ -26,7 +26,7 @@ class Monitor:
         self._steps_wanted = steps_wanted
         # Not to freeze the view for long while a broker is being restarted.
         self._reader = LogReader(replace(settings, connect_timeout_seconds=_PATIENCE_SECONDS))
-        self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=False))
+        self._codec = Codec(connections.registry_client(settings, register=False))
         self._reader.follow(
             {topic: {p: low for p, (low, _) in self._reader.bounds(topic).items()} for topic in ("batches", "triplets")}
         )

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agl_stream import connections
 from agl_stream.local.data_folder import DataFolder, Endpoints
 from agl_stream.settings import ENV_PREFIX, Settings
 from agl_stream.supervise import ProcessSpec, Supervisor
@@ -105,8 +106,7 @@ class LocalSystem:
 
     def _prepare_log(self) -> None:
         from agl_stream.cli.topics import apply
-        from agl_stream.schemas.registry import RegistryClient
 
         settings = self.settings()
         apply(settings)
-        RegistryClient(settings.registry_url, namespace=settings.namespace).register_all()
+        connections.registry_client(settings).register_all()

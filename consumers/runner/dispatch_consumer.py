@@ -21,6 +21,7 @@ from aiokafka.errors import (
     KafkaError,
 )
 
+from agl_stream import connections
 from agl_stream.consumers.record import Partition
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.consumers.runner.events import Claim, WorkerIdentity, attempt_event
@@ -87,7 +88,7 @@ class DispatchConsumer:
         self._settings = settings
         session_ms = int(settings.session_timeout_seconds * 1000)
         self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=settings.bootstrap_servers,
+            **connections.aiokafka(settings),
             group_id=settings.group("runners"),
             group_instance_id=worker.worker_id if static_member else None,
             client_id=f"agl-{worker.worker_id}",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
+from agl_stream import connections
 from agl_stream.consumers.runner.start import start_or_raise
 from agl_stream.errors import DecodeError, EngineUnreachable
 from agl_stream.schemas.codec import Codec
@@ -60,7 +61,7 @@ class LogFollower:
             self._controls,
             self._states,
             self._resources,
-            bootstrap_servers=settings.bootstrap_servers,
+            **connections.aiokafka(settings),
             client_id="agl-runner-follower",
             enable_auto_commit=False,
             auto_offset_reset="latest",

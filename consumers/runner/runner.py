@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from agl_stream import connections
 from agl_stream.agents import LitAgent
 from agl_stream.consumers.runner.agent_host import AgentHost
 from agl_stream.consumers.runner.attempt import HeldAttempt, Surroundings
@@ -25,7 +26,7 @@ from agl_stream.errors import AglStreamError
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
 from agl_stream.schemas.events import Event
-from agl_stream.schemas.registry import Registry, RegistryClient
+from agl_stream.schemas.registry import Registry
 from agl_stream.settings import Settings
 from agl_stream.types import NamedResources, ProxyLLM
 
@@ -55,7 +56,7 @@ class Runner:
         self._settings = settings
         self._agent = agent
         self._name = name
-        self._registry = registry or RegistryClient(settings.registry_url, namespace=settings.namespace)
+        self._registry = registry or connections.registry_client(settings)
         self._on_ready = on_ready
         self._host = AgentHost()
         self._resources = ResourcesView(_gateway_resources(settings))

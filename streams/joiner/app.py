@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from agl_stream import connections
 from agl_stream.consumers.batch_loop import BatchLoop
 from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 from agl_stream.streams.joiner.adapter_llm_calls import LlmCalls
 from agl_stream.streams.joiner.core import Bounds
@@ -27,7 +27,7 @@ def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], No
     store is read, so a sink must run somewhere. Raises TooManyRejects and SettingError; a broker or store that is
     away is waited for.
     """
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    codec = Codec(connections.registry_client(settings))
     store = open_store(settings, read_only=True)
     questions = LogQuestions(settings, "joiner")
     try:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+from agl_stream import connections
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 from agl_stream.streams.dispatch import RoundRobin
 from agl_stream.streams.group_offsets import GroupOffsets
@@ -50,7 +50,7 @@ def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[],
         folder = settings.folder / "lifecycle"
         instance = settings.lifecycle_instance or stack.enter_context(stable_name("lifecycle", folder))
         app, inputs = build_app(settings, instance=instance, partitions=partitions, folder=folder)
-        codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        codec = Codec(connections.registry_client(settings))
         _warm_up(codec)
         producer = EventProducer(settings, name="lifecycle", codec=codec, linger_ms=0.0)
         stack.callback(producer.close)

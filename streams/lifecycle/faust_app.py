@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from faust.tables import TableManager
 
+from agl_stream import connections
 from agl_stream.errors import EngineUnreachable, SettingError
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
@@ -34,7 +35,7 @@ def prepare_topics(settings: Settings) -> int:
     if settings.lifecycle_store not in STORES:
         raise SettingError(f"AGL_STREAM_LIFECYCLE_STORE={settings.lifecycle_store!r} is none of {', '.join(STORES)}")
     admin = AdminClient(
-        {"bootstrap.servers": settings.bootstrap_servers, "client.id": "agl-lifecycle-admin"},
+        {**connections.librdkafka(settings), "client.id": "agl-lifecycle-admin"},
         logger=client_logger("lifecycle-admin"),
     )
     timeout = settings.connect_timeout_seconds
@@ -100,7 +101,7 @@ def build_app(settings: Settings, *, instance: str, partitions: int, folder: Pat
     """
     app = faust.App(
         settings.group("lifecycle"),
-        broker=[f"kafka://{server}" for server in settings.bootstrap_servers.split(",")],
+        **connections.faust(settings),
         datadir=folder / instance,
         processing_guarantee="at_least_once",
         web_enabled=False,

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 
 from confluent_kafka import OFFSET_BEGINNING
 
+from agl_stream import connections
 from agl_stream.consumers.batch_loop import BatchHandler, BatchLoop, Partition, Record
 from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 from agl_stream.streams.materialise.activity import ActivityWatch
 from agl_stream.streams.store import StateStore, open_store
@@ -34,7 +34,7 @@ def run_sink(settings: Settings, stop: threading.Event, ready: Callable[[], None
     Any number of sinks may run; the group shares the partitions. Raises TooManyRejects, SettingError and
     FolderNotWritable; a broker or database that is away is waited for.
     """
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    codec = Codec(connections.registry_client(settings))
     store = open_store(settings, read_only=False)
     questions = LogQuestions(settings, "sink")
     try:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from agl_stream import connections
 from agl_stream.errors import AglStreamError, DecodeError, EngineUnreachable
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.clock import now_us
 from agl_stream.schemas.codec import Codec
-from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 from agl_stream.streams.group_offsets import GroupOffsets
 from agl_stream.streams.log_tail import LogTail
@@ -41,7 +41,7 @@ def run_watchdog(settings: Settings, stop: threading.Event, ready: Callable[[], 
     Blocks. Raises EngineUnreachable when the engines are missing at the start; later it waits for them.
     """
     with ExitStack() as stack:
-        codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        codec = Codec(connections.registry_client(settings))
         producer = EventProducer(settings, name="watchdog", codec=codec)
         stack.callback(_close_quietly, producer)
         store = open_store(settings, read_only=True)
