@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import click
@@ -13,7 +15,7 @@ import click
 from agl_stream.cli.output import emit_json, output_option, table
 from agl_stream.cli.shared import load_settings_with_sources
 from agl_stream.cli.version import versions
-from agl_stream.errors import AglStreamError
+from agl_stream.errors import AglStreamError, UsageError
 from agl_stream.settings import Settings
 
 
@@ -63,6 +65,25 @@ def check_gateway(settings: Settings) -> str:
     return "answers"
 
 
+def check_group(settings: Settings, name: str) -> str:
+    """Raises AglStreamError when nobody is in the consumer group `name` (without namespace); else says who is."""
+    from confluent_kafka import KafkaException
+
+    from agl_stream.cli.reach import broker_unreachable, reach_broker
+
+    admin, _ = reach_broker(settings)
+    group = settings.group(name)
+    try:
+        found = admin.describe_consumer_groups([group])[group].result(timeout=settings.connect_timeout_seconds)
+    except KafkaException as error:
+        raise broker_unreachable(settings, error.args[0].str()) from None
+    except TimeoutError:
+        raise broker_unreachable(settings, "no answer in time") from None
+    if not found.members:
+        raise AglStreamError(f"nobody is in consumer group {group}: start `agl-stream streams` (or `runner`)")
+    return f"{len(found.members)} member(s) in {group}"
+
+
 def check_folder(settings: Settings) -> str:
     """Raises AglStreamError when the data folder exists and cannot be written."""
     folder = settings.folder
@@ -107,18 +128,33 @@ _CHECKS = {
 }
 
 
+def _chosen(only: str | None) -> list[str]:
+    if only is None:
+        return list(_CHECKS)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in _CHECKS]:
+        raise UsageError(f"--only {only}: {unknown[0]} is no check; choose from {', '.join(_CHECKS)}")
+    return names
+
+
 @click.command()
+@click.option("--only", metavar="CHECK,...", help=f"Some of the checks: {', '.join(_CHECKS)}. Default: all.")
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="Check that consumer group NAME has a member.")
 @output_option
-def command(output: str) -> None:
+def command(only: str | None, groups: tuple[str, ...], output: str) -> None:
     """Check every setting and where it comes from, whether broker, registry and gateway answer, the data folder,
     and versions.
 
-    Exit status 3 when an engine cannot be reached, 1 when something else is wrong.
+    Exit status 3 when an engine cannot be reached, 1 when something else is wrong. As a probe of one process:
+    `agl-stream doctor --only registry --group joiner`.
     """
+    chosen: dict[str, Callable[[Settings], str]] = {name: _CHECKS[name] for name in _chosen(only)}
+    for group in groups:
+        chosen[f"group {group}"] = partial(check_group, name=group)
     settings, sources = load_settings_with_sources()
     checks: dict[str, dict[str, Any]] = {}
     exit_code = 0
-    for name, check in _CHECKS.items():
+    for name, check in chosen.items():
         try:
             checks[name] = {"ok": True, "detail": check(settings)}
         except AglStreamError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from agl_stream.cli.output import emit_json, human_bytes, human_seconds, shorten, table
 from agl_stream.cli.render import as_json, one_line
 from agl_stream.cli.tail import start_offsets
+from agl_stream.errors import UsageError
 from agl_stream.schemas import events
 from agl_stream.settings import Settings
 from tests.cli.conftest import Agl, parsed
@@ -35,6 +37,35 @@ def test_doctor_finds_the_engines_and_names_every_setting(agl: Agl, with_topics:
 def test_doctor_never_prints_a_secret(agl: Agl) -> None:
     assert "s3cret" not in agl("doctor", AGL_STREAM_GATEWAY_TOKEN="s3cret").output
     assert "(set)" in agl("doctor", AGL_STREAM_GATEWAY_TOKEN="s3cret").output
+
+
+def test_doctor_as_a_probe_of_one_process(agl: Agl, with_topics: Settings) -> None:
+    """What containers ask: only what this process needs, and whether somebody is in its group."""
+    from confluent_kafka import Consumer
+
+    empty = agl("doctor", "--only", "broker,registry", "--group", "joiner", "--output", "json")
+    (found,) = parsed(empty)
+    assert empty.exit_code == 1
+    assert {name: check["ok"] for name, check in found["checks"].items()} == {
+        "broker": True,
+        "registry": True,
+        "group joiner": False,
+    }
+    member = Consumer({"bootstrap.servers": with_topics.bootstrap_servers, "group.id": with_topics.group("joiner")})
+    member.subscribe([with_topics.topic("spans")])
+    deadline = time.monotonic() + 30
+    while not member.assignment() and time.monotonic() < deadline:
+        member.poll(0.1)
+    full = agl("doctor", "--only", "registry", "--group", "joiner")
+    member.close()
+    assert full.exit_code == 0, full.output
+    assert "1 member(s)" in full.output
+
+
+def test_doctor_names_a_check_that_it_does_not_know(agl: Agl) -> None:
+    result = agl("doctor", "--only", "brokr")
+    assert isinstance(result.exception, UsageError)
+    assert "brokr is no check; choose from broker, registry" in str(result.exception)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
