@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -220,21 +221,30 @@ class PartitionLog:
 
     # Reading
 
-    def read(self, offset: int, max_bytes: int, end_offset: int) -> bytes | memoryview:
-        """Whole batches from `offset` up to `end_offset`; at least one if there is one, else at most `max_bytes`.
+    def locate(self, offset: int, max_bytes: int, end_offset: int) -> tuple[Segment, int, int] | None:
+        """(segment, position, size) of whole batches from `offset` up to `end_offset`, None when there are none.
 
-        The first batch may begin before `offset`, as in Kafka: clients skip what they did not ask for.
+        At least one batch, else at most `max_bytes`. The first batch may begin before `offset`, as in Kafka: clients
+        skip what they did not ask for. Raises CorruptBatch or OSError.
         """
         number = self._segment_number(offset)
         while number < len(self.segments):
             segment = self.segments[number]
             if segment.base_offset >= end_offset:
                 break
-            data = segment.read(offset, max_bytes, end_offset)
-            if data:
-                return data
+            position, size_bytes = segment.locate(offset, max_bytes, end_offset)
+            if size_bytes:
+                return segment, position, size_bytes
             number += 1
-        return b""
+        return None
+
+    def read(self, offset: int, max_bytes: int, end_offset: int) -> bytes:
+        """The bytes that locate() finds; empty when there are none."""
+        found = self.locate(offset, max_bytes, end_offset)
+        if found is None:
+            return b""
+        segment, position, size_bytes = found
+        return os.pread(segment.fd, size_bytes, position)
 
     def _segment_number(self, offset: int) -> int:
         number = len(self.segments) - 1

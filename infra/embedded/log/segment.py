@@ -125,44 +125,54 @@ class Segment:
 
     # Reading
 
-    def read(self, offset: int, max_bytes: int, end_offset: int) -> bytes | memoryview:
-        """Whole batches from the one that holds `offset` (or the next one) up to `end_offset`.
+    def locate(self, offset: int, max_bytes: int, end_offset: int) -> tuple[int, int]:
+        """(position, size) of whole batches from the one that holds `offset` (or the next one) up to `end_offset`.
 
-        Returns at most `max_bytes`, but never less than one batch if there is one below `end_offset`.
+        At most `max_bytes`, but never less than one batch if there is one below `end_offset`; size 0 when there is
+        none. Ends where the index has an entry when it can, so that a reader who goes on from there needs no walk.
         Raises CorruptBatch when the file is not what was written to it.
         """
-        position = self._position_near(offset)
-        while position < self.size_bytes:
-            wanted = min(max_bytes + INDEX_INTERVAL_BYTES, self.size_bytes - position)
-            chunk = os.pread(self.fd, max(wanted, HEADER_BYTES), position)
-            start, at = -1, 0
-            while at + HEADER_BYTES <= len(chunk):
-                base_offset, length, last_delta = POSITION.unpack_from(chunk, at)
-                if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
-                    raise CorruptBatch(f"{self.path}: no batch at position {position + at}")
-                if base_offset >= end_offset:
-                    return memoryview(chunk)[max(start, 0) : at] if start >= 0 else b""
-                end = at + LENGTH_PREFIX_BYTES + length
-                if start < 0:
-                    if base_offset + last_delta < offset:
-                        at = end
-                        continue
-                    start = at
-                    if end > len(chunk):
-                        return os.pread(self.fd, end - at, position + at)
-                elif end - start > max_bytes or end > len(chunk):
-                    return memoryview(chunk)[start:at]
-                at = end
-            if start >= 0:
-                return memoryview(chunk)[start:at]
-            if at == 0:
+        start = self._position_of(offset)
+        limit = self.size_bytes if end_offset >= self.next_offset else self._position_of(end_offset)
+        if limit - start <= max_bytes:
+            return start, max(limit - start, 0)
+        entry = bisect_right(self._positions, start + max_bytes) - 1
+        if entry >= 0 and self._positions[entry] > start:
+            return start, min(self._positions[entry], limit) - start
+        at = start
+        for size_bytes, _ in self._walk(start, limit):
+            if at > start and at + size_bytes - start > max_bytes:
                 break
-            position += at
-        return b""
+            at += size_bytes
+        return start, at - start
 
-    def _position_near(self, offset: int) -> int:
+    def _position_of(self, offset: int) -> int:
+        """Where the batch begins that holds `offset`, or the first one behind it; else the end of the file."""
         entry = bisect_right(self._offsets, offset) - 1
-        return self._positions[entry] if entry >= 0 else 0
+        at = self._positions[entry] if entry >= 0 else 0
+        if entry >= 0 and self._offsets[entry] == offset:
+            return at
+        for size_bytes, last_offset in self._walk(at, self.size_bytes):
+            if last_offset >= offset:
+                break
+            at += size_bytes
+        return at
+
+    def _walk(self, position: int, stop: int) -> Iterator[tuple[int, int]]:
+        """(size, last offset) of the batches in [position, stop), by their headers alone; raises CorruptBatch."""
+        while position < stop:
+            chunk = os.pread(self.fd, INDEX_INTERVAL_BYTES, position)
+            at = 0
+            while at + HEADER_BYTES <= len(chunk) and position + at < stop:
+                base_offset, length, last_delta = POSITION.unpack_from(chunk, at)
+                size_bytes = length + LENGTH_PREFIX_BYTES
+                if size_bytes < HEADER_BYTES or position + at + size_bytes > self.size_bytes:
+                    raise CorruptBatch(f"{self.path}: no batch at position {position + at}")
+                yield size_bytes, base_offset + last_delta
+                at += size_bytes
+            if at == 0:
+                raise CorruptBatch(f"{self.path}: no batch at position {position}")
+            position += at
 
     def batches(self, position: int, stop: int) -> Iterator[tuple[BatchHeader, int]]:
         """(header, position) of the batches that begin in [position, stop); raises CorruptBatch."""
