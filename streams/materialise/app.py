@@ -75,6 +75,7 @@ class SinkHandler(BatchHandler):
                     "from its beginning",
                     *(partition.topic, partition.number, ends[partition], starts[partition]),
                 )
+                self._store.restart(partition.topic, partition.number)
                 starts[partition] = OFFSET_BEGINNING
         return starts
 

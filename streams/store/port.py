@@ -4,6 +4,14 @@ Answers are events as plain dicts, keyed as in the .avsc: a rollout is its lates
 its latest WorkerHeartbeat, and so on. Writes are idempotent and order-free: applying any events again, or in any
 order that the log's partitions allow, leads to the same state. Methods block and may be called from any thread;
 many processes may read while one or more write. Each raises EngineUnreachable when the database does not answer.
+
+Of several events of one key, this one is kept, whole:
+
+- a rollout: the greatest version; the fold gives a version one content
+- triplets: the greatest (revision, spans_total)
+- a worker, a version of resources, a reject (same place and reason): the latest occurred_at_us
+- a training step: the greatest (ended_at_us, manifest_hash)
+- a span: its writer gives a key one content; of several deliveries the earliest place is kept
 """
 
 from __future__ import annotations
@@ -30,7 +38,8 @@ class Applicable(Protocol):
 
 @dataclass(frozen=True)
 class Condition:
-    """A test on one field, exactly one kind: equality (None matches null), membership, or substring (case counts)."""
+    """A test on one field, exactly one kind: equality (None matches null), membership (as equality with one of
+    them), or substring (case counts; what is no text contains nothing)."""
 
     field: str
     exact: Any = None
@@ -43,7 +52,8 @@ class Query:
     """Which rows, in which order, how many.
 
     ``conditions`` are joined by ``logic`` (none: all rows, for "or" too), ``must`` are ANDed in any case. Null sorts
-    before everything. Ties are broken by the row's key, so that pages do not overlap. ``limit`` -1: no limit.
+    before everything, text sorts by code points. Ties are broken by the row's key, so that pages do not overlap;
+    descending is ascending reversed, ties included. ``limit`` -1: no limit.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -73,6 +83,15 @@ class Page:
 
 ALL = Query()
 
+SPAN_FIELDS = frozenset(
+    (
+        *("rollout_id", "attempt_id", "span_id", "trace_id", "parent_id", "sequence_id", "event_id", "occurred_at_us"),
+        *("name", "kind", "status", "status_description", "started_at_us", "ended_at_us", "reward"),
+        *("model", "resources_id", "resources_version", "finish_reason", "ids_missing"),
+    )
+)
+"""What a query may name of a span: neither bodies nor structures nor token ids and logprobs."""
+
 
 class StateReader(Protocol):
     """Questions. Fields that a query may name are listed with each method; another raises UsageError."""
@@ -101,7 +120,7 @@ class StateReader(Protocol):
         ...
 
     def query_spans(self, rollout_id: str, attempt_id: str | None = None, query: Query = ALL) -> Page:
-        """As get_spans, with conditions. Fields: those of SpanRecorded that are no bodies."""
+        """As get_spans, with conditions. Fields: SPAN_FIELDS. Ties are broken by span_id, then attempt_id."""
         ...
 
     def get_triplets(self, rollout_id: str) -> Event | None:
@@ -109,7 +128,8 @@ class StateReader(Protocol):
         ...
 
     def latest_resources(self, resources_id: str | None = None) -> Event | None:
-        """The greatest version of one set; without an id, what was published last of all."""
+        """The greatest version of one set; without an id, what was published last of all: the greatest
+        (occurred_at_us, version, resources_id)."""
         ...
 
     def get_resources(self, resources_id: str, version: int) -> Event | None:
@@ -138,12 +158,12 @@ class StateReader(Protocol):
 
     def query_rejects(self, query: Query = ALL) -> Page:
         """Rejects, by default oldest first. Fields: source_topic, source_partition, source_offset, reason_code,
-        rollout_id, attempt_id, rejected_by, occurred_at_us."""
+        rollout_id, attempt_id, rejected_by, occurred_at_us. Ties are broken by place, reason, event_id."""
         ...
 
     def applied_offset(self, topic: str, partition: int) -> int | None:
         """Offset of the next record to apply (everything before it is visible), None when nothing was applied.
-        ``topic`` without namespace."""
+        ``topic`` without namespace. Records applied again do not lower it; only ``restart`` does."""
         ...
 
     def applied_offsets(self) -> dict[tuple[str, int], int]:
@@ -173,6 +193,11 @@ class StateWriter(Protocol):
         Records of one partition come in offset order. Topics that the store does not keep are only counted as
         applied.
         """
+        ...
+
+    def restart(self, topic: str, partition: int) -> None:
+        """Forget the applied offset: the topic was made anew, and its records are numbered from 0 again. What came
+        from them stays."""
         ...
 
 

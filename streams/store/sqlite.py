@@ -14,21 +14,15 @@ import orjson
 from agl_stream.schemas.events import Event
 from agl_stream.streams.ledger.core import Ledger, Settlement
 from agl_stream.streams.store import sqlite_apply, sqlite_rows
-from agl_stream.streams.store.port import ALL, Applicable, Page, Query
+from agl_stream.streams.store.port import ALL, SPAN_FIELDS, Applicable, Page, Query
 from agl_stream.streams.store.sqlite_connections import Connections
 from agl_stream.streams.store.sqlite_query import Table, one_of, order_and_limit, table, where
 
 _SPAN_SELECT = ", ".join(sqlite_rows.SPAN_COLUMNS)
 _REJECT_SELECT = ", ".join(sqlite_rows.REJECT_FIELDS)
-_BODIES = {"request", "response", "attributes", "events", "links", "resource"}
 
 ROLLOUTS = table("rollouts", " ".join(sqlite_rows.ROLLOUT_COLUMNS[:-1]), key="rollout_id", order="requested_at_us")
-SPANS = table(
-    "spans",
-    " ".join(field for field in sqlite_rows.SPAN_FIELDS if field not in _BODIES),
-    key="span_id",
-    order="sequence_id started_at_us",
-)
+SPANS = table("spans", " ".join(SPAN_FIELDS), key="span_id attempt_id", order="sequence_id started_at_us")
 RESOURCES = table(
     "resources", "resources_id version occurred_at_us run_id step", key="resources_id version", order="resources_id"
 )
@@ -36,7 +30,7 @@ WORKERS = table("workers", "worker_id occurred_at_us role status", key="worker_i
 REJECTS = table(
     "rejects",
     "source_topic source_partition source_offset reason_code rollout_id attempt_id rejected_by occurred_at_us",
-    key="reject_key",
+    key="source_topic source_partition source_offset reason_code event_id",
     order="occurred_at_us",
 )
 
@@ -55,6 +49,10 @@ class SqliteStore:
             with self._connections.transaction() as connection:
                 sqlite_apply.apply(connection, records)
 
+    def restart(self, topic: str, partition: int) -> None:
+        with self._connections.transaction() as connection:
+            connection.execute("DELETE FROM applied WHERE topic = ? AND partition = ?", (topic, partition))
+
     def close(self) -> None:
         self._connections.close()
 
@@ -64,10 +62,8 @@ class SqliteStore:
         return self._event("SELECT event FROM rollouts WHERE rollout_id = ?", rollout_id)
 
     def get_rollouts(self, rollout_ids: Iterable[str]) -> dict[str, Event]:
-        found = self._rows(
-            "SELECT rollout_id, event FROM rollouts WHERE rollout_id IN (SELECT value FROM json_each(?))",
-            one_of(list(rollout_ids)),
-        )
+        asked, values = one_of("rollout_id", list(rollout_ids))
+        found = self._rows(f"SELECT rollout_id, event FROM rollouts WHERE {asked}", *values)
         return {rollout_id: orjson.loads(event) for rollout_id, event in found}
 
     def query_rollouts(self, query: Query = ALL) -> Page:
@@ -88,12 +84,8 @@ class SqliteStore:
         return self._page(SPANS, query, fixed)
 
     def last_activity(self, attempt_ids: Iterable[str]) -> dict[str, int]:
-        return dict(
-            self._rows(
-                "SELECT attempt_id, last_span_at_us FROM activity WHERE attempt_id IN (SELECT value FROM json_each(?))",
-                one_of(list(attempt_ids)),
-            )
-        )
+        asked, values = one_of("attempt_id", list(attempt_ids))
+        return dict(self._rows(f"SELECT attempt_id, last_span_at_us FROM activity WHERE {asked}", *values))
 
     def get_triplets(self, rollout_id: str) -> Event | None:
         # one statement, so that header and calls are of one revision
@@ -111,7 +103,9 @@ class SqliteStore:
 
     def latest_resources(self, resources_id: str | None = None) -> Event | None:
         if resources_id is None:
-            return self._event("SELECT event FROM resources ORDER BY occurred_at_us DESC, version DESC LIMIT 1")
+            return self._event(
+                "SELECT event FROM resources ORDER BY occurred_at_us DESC, version DESC, resources_id DESC LIMIT 1"
+            )
         return self._event(
             "SELECT event FROM resources WHERE resources_id = ? ORDER BY version DESC LIMIT 1", resources_id
         )
@@ -152,7 +146,7 @@ class SqliteStore:
     def account(self, run_id: str | None = None) -> dict[str, Any]:
         ledger = Ledger()
         of_run, run = ("", ()) if run_id is None else (" AND r.run_id = ?", (run_id,))
-        with self._connections.reading() as connection:
+        with self._connections.snapshot() as connection:
             rows = connection.execute(
                 "SELECT r.rollout_id, r.run_id, r.status, r.reason_code, "
                 "s.learner_id, s.step, s.outcome, s.reason_code FROM rollouts r LEFT JOIN settlements s "
@@ -191,14 +185,13 @@ class SqliteStore:
     def _page(self, asked: Table, query: Query, fixed: Mapping[str, Any] | None = None) -> Page:
         columns, build = _READ.get(asked.name, ("event", lambda row: orjson.loads(row[0])))
         clause, values = where(asked, query, fixed)
-        found = self._rows(
-            f"SELECT {columns} FROM {asked.name}{clause}{order_and_limit(asked, query)}",
-            *values,
-        )
-        if query.limit < 0 and not query.offset:
-            total = len(found)
-        else:
-            total = self._rows(f"SELECT count(*) FROM {asked.name}{clause}", *values)[0][0]
+        statement = f"SELECT {columns} FROM {asked.name}{clause}{order_and_limit(asked, query)}"
+        with self._connections.snapshot() as connection:
+            found = connection.execute(statement, values).fetchall()
+            if query.limit < 0 and not query.offset:
+                total = len(found)
+            else:
+                total = connection.execute(f"SELECT count(*) FROM {asked.name}{clause}", values).fetchone()[0]
         return Page([build(row) for row in found], query.limit, query.offset, total)
 
 

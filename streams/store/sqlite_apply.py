@@ -1,8 +1,7 @@
 """The writing half of the SQLite store: each topic's upsert, all in one transaction with the applied offsets.
 
-Whatever comes again or late changes nothing: a row is replaced only by a greater version (rollouts), a greater
-revision (triplets), a later heartbeat (workers), a later manifest of the same step (batches); spans, resource
-versions and rejects are written once.
+Whatever comes again or late changes nothing: a row is replaced only by what the port names as the one to keep. Two
+events of a key at the same microsecond are told apart by their text, so that here, too, no order matters.
 """
 
 from __future__ import annotations
@@ -13,6 +12,13 @@ from collections.abc import Callable, Sequence
 from agl_stream.schemas.events import Event
 from agl_stream.streams.store import sqlite_rows as rows
 from agl_stream.streams.store.port import Applicable
+
+
+def _later(table: str, *told_apart_by: str) -> str:
+    columns = ("occurred_at_us", *told_apart_by)
+    new, old = (", ".join(f"{source}.{column}" for column in columns) for source in ("excluded", table))
+    return f"({new}) > ({old})"
+
 
 _SPANS = rows.insert("spans", rows.SPAN_COLUMNS, "ON CONFLICT DO NOTHING")
 _ACTIVITY = rows.insert(
@@ -35,11 +41,15 @@ _TRIPLETS = rows.insert(
     ),
 )
 _CALLS = rows.insert("triplet_calls", ("rollout_id", "position", *rows.CALL_FIELDS), "")
-_RESOURCES = rows.insert("resources", rows.RESOURCES_COLUMNS, "ON CONFLICT DO NOTHING")
+_RESOURCES = rows.insert(
+    "resources",
+    rows.RESOURCES_COLUMNS,
+    rows.replace_when(rows.RESOURCES_COLUMNS, ("resources_id", "version"), _later("resources", "event")),
+)
 _WORKERS = rows.insert(
     "workers",
     rows.WORKER_COLUMNS,
-    rows.replace_when(rows.WORKER_COLUMNS, ("worker_id",), "excluded.occurred_at_us > workers.occurred_at_us"),
+    rows.replace_when(rows.WORKER_COLUMNS, ("worker_id",), _later("workers", "event")),
 )
 _BATCHES = rows.insert(
     "batches",
@@ -51,11 +61,15 @@ _BATCHES = rows.insert(
     ),
 )
 _SETTLEMENTS = rows.insert("settlements", rows.SETTLEMENT_COLUMNS, "ON CONFLICT DO NOTHING")
-_REJECTS = rows.insert("rejects", rows.REJECT_COLUMNS, "ON CONFLICT DO NOTHING")
+_REJECTS = rows.insert(
+    "rejects",
+    rows.REJECT_COLUMNS,
+    rows.replace_when(rows.REJECT_COLUMNS, ("reject_key",), _later("rejects", "event_id", "rejected_by", "detail")),
+)
 _APPLIED = rows.insert(
     "applied",
     ("topic", "partition", "next_offset"),
-    "ON CONFLICT (topic, partition) DO UPDATE SET next_offset = excluded.next_offset",
+    "ON CONFLICT (topic, partition) DO UPDATE SET next_offset = max(next_offset, excluded.next_offset)",
 )
 
 

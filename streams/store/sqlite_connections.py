@@ -61,6 +61,17 @@ class Connections:
         with self._explained():
             yield self._reader()
 
+    @contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """This thread's reader, all statements of which see one state."""
+        with self.reading() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
     def close(self) -> None:
         for connection in list(self._open):
             connection.close()

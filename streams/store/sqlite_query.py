@@ -12,6 +12,8 @@ from typing import Any
 from agl_stream.errors import UsageError
 from agl_stream.streams.store.port import Condition, Query
 
+_FEW = 500
+
 
 @dataclass(frozen=True)
 class Table:
@@ -57,9 +59,15 @@ def also(query: Query, *conditions: Condition) -> Query:
     return replace(query, must=query.must + conditions)
 
 
-def one_of(values: Sequence[Any]) -> str:
-    """A parameter for ``IN (SELECT value FROM json_each(?))``: no limit on their number."""
-    return json.dumps(list(values))
+def one_of(column: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
+    """The test that ``column`` is among ``values``, and its parameters; no limit on their number."""
+    known = [_scalar(column, value) for value in values if value is not None]
+    if len(known) <= _FEW:
+        test, parameters = f"{column} IN ({', '.join('?' * len(known))})", known
+    else:
+        # one parameter for all; SQLite reads no text with a NUL in it from JSON, which is why few go by themselves
+        test, parameters = f"{column} IN (SELECT value FROM json_each(?))", [json.dumps(known)]
+    return (f"({test} OR {column} IS NULL)" if len(known) < len(values) else test), parameters
 
 
 def _joiner(query: Query) -> str:
@@ -72,12 +80,21 @@ def _clause(asked: Table, condition: Condition, values: list[Any]) -> str:
     column = _column(asked, condition.field)
     if condition.contains is not None:
         values.append(condition.contains)
-        return f"instr({column}, ?) > 0"
+        return f"(typeof({column}) = 'text' AND instr({column}, ?) > 0)"
     if condition.within is not None:
-        values.append(one_of(condition.within))
-        return f"{column} IN (SELECT value FROM json_each(?))"
-    values.append(condition.exact)
+        test, parameters = one_of(column, condition.within)
+        values += parameters
+        return test
+    values.append(_scalar(condition.field, condition.exact))
     return f"{column} IS ?"
+
+
+def _scalar(field: str, value: Any) -> Any:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{field} can be compared with integers of at most 64 bits")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise UsageError(f"{field} can be compared with a text, a number or null, not with {type(value).__name__}")
 
 
 def _column(asked: Table, field: str) -> str:

@@ -97,6 +97,8 @@ def test_a_store_from_another_life_of_the_log_is_read_from_the_beginning(
     with caplog.at_level(logging.WARNING):
         assert handler.assigned(mine) == {mine[0]: OFFSET_BEGINNING, mine[1]: 5, mine[2]: OFFSET_BEGINNING}
     assert "spans partition 0 ends at 50 and the store had applied 100" in caplog.text
+    # the old mark is gone: else a restart between 50 and 100 would skip what lies between
+    assert store.applied_offsets() == {("spans", 1): 5}
 
 
 def test_spans_show_an_attempt_to_be_running(settings: Settings, producer: EventProducer) -> None:

@@ -223,7 +223,7 @@ def test_a_greater_revision_replaces_the_calls_too(store: StateStore) -> None:
 # resources, workers, batches, rejects
 
 
-def test_resource_versions_never_change(store: StateStore) -> None:
+def test_a_version_published_again_is_the_later_publication(store: StateStore) -> None:
     def published(version: int, at: int, text: str = "{}", resources_id: str = "rs-1") -> dict[str, Any]:
         return make(
             "ResourcesPublished", resources_id=resources_id, version=version, occurred_at_us=at, resources=text
@@ -231,10 +231,10 @@ def test_resource_versions_never_change(store: StateStore) -> None:
 
     assert store.latest_resources() is None
     put(store, "ResourcesPublished", published(2, 200), published(1, 100), published(2, 300, '{"x": 1}'))
-    assert store.get_resources("rs-1", 2) == published(2, 200)
+    assert store.get_resources("rs-1", 2) == published(2, 300, '{"x": 1}')
     assert store.get_resources("rs-1", 3) is None
-    assert store.latest_resources("rs-1") == published(2, 200)
-    put(store, "ResourcesPublished", published(1, 250, resources_id="rs-2"))
+    assert store.latest_resources("rs-1") == published(2, 300, '{"x": 1}')
+    put(store, "ResourcesPublished", published(1, 350, resources_id="rs-2"))
     latest = store.latest_resources()
     assert latest is not None and latest["resources_id"] == "rs-2"
     found = store.query_resources(Query((Condition("resources_id", contains="rs"),), sort_order="desc"))
@@ -275,6 +275,7 @@ def test_a_reject_counts_once_for_its_place_and_reason(store: StateStore) -> Non
     assert store.rejects_by_reason() == {"undecodable": 2, "nan_logprob": 1, "bad_json": 2}
     page = store.query_rejects(Query((Condition("reason_code", exact="undecodable"),)))
     assert [item["source_offset"] for item in page] == [7, 8]
+    # at the same microsecond the names decide, in any order of arrival
     assert (page.items[0]["rejected_by"], page.items[0]["payload"]) == ("sink", b"\0\xff")
 
 
@@ -337,9 +338,13 @@ def test_applied_offsets_follow_the_records(store: StateStore) -> None:
     store.apply([Placed("spans", 0, n, span("ro-1", f"s{n}")) for n in (4, 5)] + [Placed("attempts", 2, 9, {})])
     assert store.applied_offset("spans", 0) == 6
     assert store.applied_offsets() == {("spans", 0): 6, ("attempts", 2): 10}
-    # reading again from an earlier place moves the mark back: it says where to go on, not how far it once was
+    # what is applied again is still visible
     store.apply([Placed("spans", 0, 0, span("ro-1", "s0"))])
-    assert store.applied_offset("spans", 0) == 1
+    assert store.applied_offset("spans", 0) == 6
+    store.restart("spans", 0)
+    assert store.applied_offset("spans", 0) is None
+    store.apply([Placed("spans", 0, 0, span("ro-1", "s0"))])
+    assert store.applied_offsets() == {("spans", 0): 1, ("attempts", 2): 10}
 
 
 def test_a_failing_batch_leaves_nothing_behind(store: StateStore) -> None:
