@@ -14,25 +14,13 @@ import orjson
 from agl_stream.schemas.events import Event
 from agl_stream.streams.ledger.core import Ledger, Settlement
 from agl_stream.streams.store import sqlite_apply, sqlite_rows
-from agl_stream.streams.store.port import ALL, SPAN_FIELDS, Applicable, Page, Query
+from agl_stream.streams.store.port import ALL, Applicable, Page, Query
 from agl_stream.streams.store.sqlite_connections import Connections
-from agl_stream.streams.store.sqlite_query import Table, one_of, order_and_limit, table, where
+from agl_stream.streams.store.sqlite_query import one_of, order_and_limit, where
+from agl_stream.streams.store.tables import REJECTS, RESOURCES, ROLLOUTS, SPANS, WORKERS, Table
 
 _SPAN_SELECT = ", ".join(sqlite_rows.SPAN_COLUMNS)
 _REJECT_SELECT = ", ".join(sqlite_rows.REJECT_FIELDS)
-
-ROLLOUTS = table("rollouts", " ".join(sqlite_rows.ROLLOUT_COLUMNS[:-1]), key="rollout_id", order="requested_at_us")
-SPANS = table("spans", " ".join(SPAN_FIELDS), key="span_id attempt_id", order="sequence_id started_at_us")
-RESOURCES = table(
-    "resources", "resources_id version occurred_at_us run_id step", key="resources_id version", order="resources_id"
-)
-WORKERS = table("workers", "worker_id occurred_at_us role status", key="worker_id", order="worker_id")
-REJECTS = table(
-    "rejects",
-    "source_topic source_partition source_offset reason_code rollout_id attempt_id rejected_by occurred_at_us",
-    key="source_topic source_partition source_offset reason_code event_id",
-    order="occurred_at_us",
-)
 
 
 class SqliteStore:
