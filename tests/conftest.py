@@ -1,4 +1,4 @@
-"""Fixtures for every room: an embedded broker, started once, and a registry beside it."""
+"""Fixtures for every room: an embedded broker, started once, and a registry beside it; real engines as a plugin."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from agl_stream.infra.embedded.testing import BrokerThread
+
+pytest_plugins = ["agl_stream.infra.servers.fixtures"]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,57 @@
+"""Apicurio Registry, which speaks the Confluent registry's protocol. It keeps its schemas in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agl_stream.infra.servers.components import APICURIO
+from agl_stream.infra.servers.engine import HOST, Engine
+from agl_stream.infra.servers.home import EnginesHome
+from agl_stream.infra.servers.http import answers
+from agl_stream.infra.servers.jvm import java_command
+from agl_stream.infra.servers.process import ServerProcess
+
+
+class Apicurio(Engine):
+    """One registry; a restart forgets what was registered. `conf` are system properties of the server."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        heap_mb: int = 192,
+        conf: Mapping[str, object] | None = None,
+        port: int | None = None,
+        home: EnginesHome | None = None,
+    ) -> None:
+        super().__init__(folder)
+        files = (home or EnginesHome.default()).fetch(APICURIO)
+        self.port = self.keep_ports("http", wanted={"http": port} if port else None)["http"]
+        properties = {"quarkus.http.host": HOST, "quarkus.http.port": self.port, **(conf or {})}
+        (runner,) = files.glob("apicurio-registry-app-*-runner.jar")
+        command = java_command(
+            files,
+            "apicurio",
+            ["-jar", str(runner)],
+            heap_mb=heap_mb,
+            options=[f"-D{name}={value}" for name, value in properties.items()],
+        )
+        self.nodes = [
+            ServerProcess(
+                "apicurio", command, self.folder, ready=lambda process: answers(self.ccompat_url + "/subjects")
+            )
+        ]
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def ccompat_url(self) -> str:
+        """What clients of the Confluent registry are given."""
+        return self.url + "/apis/ccompat/v7"
+
+    @property
+    def address(self) -> str:
+        return self.ccompat_url

@@ -1,0 +1,131 @@
+"""What all engines share: a folder, nodes in it, ports kept over restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agl_stream.errors import PortInUse
+from agl_stream.infra.servers.process import ServerProcess
+from agl_stream.supervise import free_ports
+from agl_stream.supervise.ports import is_free
+
+HOST = "127.0.0.1"
+CONFIG_FOLDER = Path(__file__).parent / "config"
+
+_PORTS_FILE = "ports.json"
+
+
+class Engine:
+    """Servers of one kind in one folder. Start it again on the same folder: same addresses, same data.
+
+    As a context manager it is started and, at the end, stopped. A subclass makes `nodes`.
+    """
+
+    nodes: list[ServerProcess]
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def address(self) -> str:
+        """What a client is told."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start all nodes and wait until each is ready. Raises ServerFailed, PortInUse, ToolMissing."""
+        try:
+            self.spawn()
+            self.wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def spawn(self) -> None:
+        """Start all nodes without waiting, as far as they can start side by side."""
+        for node in self.nodes:
+            node.start()
+
+    def wait_ready(self) -> None:
+        """Wait until all nodes serve."""
+        for node in self.nodes:
+            node.wait_ready()
+
+    def stop(self) -> None:
+        """End all nodes in order, side by side."""
+        for node in self.nodes:
+            node.ask_to_stop()
+        for node in self.nodes:
+            node.stop()
+
+    def kill(self) -> None:
+        """SIGKILL to all nodes."""
+        for node in self.nodes:
+            node.kill()
+
+    def rss_bytes(self) -> int:
+        """Resident memory of all nodes."""
+        return sum(node.rss_bytes() for node in self.nodes)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def keep_ports(self, *names: str, wanted: Mapping[str, int] | None = None) -> dict[str, int]:
+        """A port for each name: the kept one of an earlier start, else the wanted one, else a free one.
+
+        Raises PortInUse when a kept or wanted port is taken by somebody else.
+        """
+        place = self.folder / _PORTS_FILE
+        ports: dict[str, int] = json.loads(place.read_text()) if place.exists() else {}
+        ports = {name: ports[name] for name in names if name in ports} | dict(wanted or {})
+        for name, port in ports.items():
+            if not is_free(port):
+                raise PortInUse(
+                    f"port {port} ({name} of {self.folder.name}) is in use: end what listens there, "
+                    f"or remove {place} to have other ports"
+                )
+        missing = [name for name in names if name not in ports]
+        ports |= (
+            dict(zip(missing, free_ports(len(missing), without=set(ports.values())), strict=True)) if missing else {}
+        )
+        place.write_text(json.dumps(ports) + "\n")
+        return ports
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Keys and values of a Java properties file as these are written: KEY=VALUE lines and # comments."""
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return {k: v for k, _, v in (line.partition("=") for line in lines if line and not line.startswith("#"))}
+
+
+def write_properties(path: Path, values: Mapping[str, object]) -> None:
+    """Write a Java properties file."""
+    path.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+
+
+def temporary_folder(name: str) -> tuple[Path, Callable[[], None]]:
+    """A new folder below the system's temporary one, and what removes it; AGL_STREAM_KEEP_ENGINES=1 keeps it.
+
+    Others may enter it (not list it): PostgreSQL runs as a user of its own.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"agl-{name}-"))
+    folder.chmod(0o711)
+
+    def remove() -> None:
+        if os.environ.get("AGL_STREAM_KEEP_ENGINES") != "1":
+            shutil.rmtree(folder, ignore_errors=True)
+
+    return folder, remove
