@@ -64,7 +64,7 @@ class EnginesHome:
         return self.path / f"{component.name}-{component.stamp()}"
 
     def manifest(self, component: Component) -> dict[str, Any] | None:
-        """What is kept of `component`: its `versions`, its `files` with their sizes; None when not there or not whole."""
+        """What is kept of `component`: its `versions` and its `files` with sizes; None when not there or not whole."""
         folder = self.folder(component)
         try:
             manifest = json.loads((folder / _MANIFEST).read_text())
