@@ -59,7 +59,7 @@ class Settings:
     gateway_token: str = _setting(
         "", "Bearer token that callers of the gateway must show; needed beyond loopback.", secret=True
     )
-    store_url: str = _setting("", "State store; empty: SQLite at <dir>/state.db.")
+    store_url: str = _setting("", "State store; empty: SQLite at <dir>/state.db. cassandra://HOST:PORT/KEYSPACE.")
     blob_root: str = _setting("", "Folder or fsspec address of claim-checked payloads; empty: <dir>/blobs.")
     namespace: str = _setting("agl", "Prefix of topics and consumer groups.", pattern="[A-Za-z0-9._-]{1,200}")
 
@@ -84,11 +84,26 @@ class Settings:
     registry_password: str = _setting("", "Password of that user.", secret=True)
     registry_ca_file: str = _setting("", "PEM file of the authority that signed the registry; empty: the system's.")
 
+    # Kafka Connect
+    connect_url: str = _setting("http://127.0.0.1:8083", "A worker of Kafka Connect, for `agl-stream connect`.")
+    connect_registry_url: str = _setting("", "The registry as Connect's workers reach it; empty: as registry_url.")
+    connect_jdbc_url: str = _setting(
+        "jdbc:postgresql://127.0.0.1:5432/agl",
+        "The sinks' database as workers reach it; its password is SINK_DATABASE_PASSWORD in their environment.",
+    )
+    connect_jdbc_username: str = _setting("postgres", "User of that database.")
+    connect_files_dir: str = _setting("", "Folder where workers write files; empty: <dir>/exports.")
+
     # shape of the log
     partitions: int = _setting(8, "Partitions of every topic that is keyed by rollout or group.")
     replication_factor: int = _setting(1, "Replicas of each topic; 3 on a real cluster.")
     inline_limit_bytes: int = _setting(262_144, "Payloads above this go to the blob store (claim check).")
     max_record_bytes: int = _setting(8_388_608, "Largest record a producer sends.")
+
+    # the state store on Cassandra
+    store_span_days: float = _setting(
+        0.0, "Days that spans stay in a Cassandra store, set by `agl-stream store apply`; 0: for ever.", least=0
+    )
 
     # producing
     delivery_timeout_seconds: float = _setting(120.0, "How long an event may wait for its acknowledgement.")

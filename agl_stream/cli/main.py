@@ -45,6 +45,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Set up and measure": {
         "topics": "Compare the cluster's topics with the catalogue, or make them match.",
         "schemas": "Check and register the event schemas.",
+        "connect": "Write rollouts and spans to a database or files through Kafka Connect.",
         "bench": "Measure spans/s or rollouts/s on this machine.",
         "version": "Print versions.",
     },

@@ -9,34 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agl_stream.errors import AglStreamError
+from agl_stream.infra.connect import plugin_build
 from agl_stream.infra.servers.home import MAVEN_FOLDER, Component
 from agl_stream.infra.servers.tools import java, maven
 
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:2.8:copy-dependencies"
 _POM = "{http://maven.apache.org/POM/4.0.0}"
 
-# What a Connect worker has itself. A second Jackson in a plugin's folder stops its tasks: the worker's own
-# jackson-module-blackbird is then "not a subtype" of what the plugin loads.
-_OF_THE_WORKER = (
-    *("com.fasterxml.jackson.core", "com.fasterxml.jackson.datatype", "com.fasterxml.jackson.module"),
-    *("com.fasterxml.jackson.dataformat", "org.apache.kafka", "org.slf4j", "org.yaml", "org.lz4", "org.xerial.snappy"),
-    *("com.github.luben", "jakarta.ws.rs"),
-)
-_OTHER_DATABASES = ("com.oracle.database.jdbc", "com.microsoft.sqlserver", "com.mysql", "org.mariadb.jdbc")
-
 
 class FetchFailed(AglStreamError):
     """Maven did not bring what was asked for."""
 
 
-def copy_dependencies(pom: Path, folder: Path, *, without_groups: tuple[str, ...] = ()) -> None:
+def copy_dependencies(pom: Path, folder: Path) -> None:
     """Put the runtime dependencies of `pom` into `folder`; FetchFailed with Maven's words."""
     folder.mkdir(parents=True, exist_ok=True)
     java()  # Maven would say less clearly that it is missing.
     command = [maven(), "-q", "-B", "-ntp", "-f", str(pom), _COPY, "-DincludeScope=runtime"]
     command += [f"-DoutputDirectory={folder}"]
-    if without_groups:
-        command += ["-DexcludeGroupIds=" + ",".join(without_groups)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         errors = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line][:3]
@@ -75,16 +65,13 @@ def _build_apicurio(folder: Path) -> dict[str, str]:
 
 
 def _build_plugins(folder: Path) -> dict[str, str]:
-    copy_dependencies(_JDBC_POM, folder / "jdbc", without_groups=(*_OF_THE_WORKER, *_OTHER_DATABASES))
-    copy_dependencies(_AVRO_POM, folder / "avro", without_groups=_OF_THE_WORKER)
-    return pom_versions(_JDBC_POM) | pom_versions(_AVRO_POM)
+    java()
+    return plugin_build.build(maven(), folder)
 
 
 _KAFKA_POM = MAVEN_FOLDER / "kafka.xml"
 _CASSANDRA_POM = MAVEN_FOLDER / "cassandra.xml"
 _APICURIO_POM = MAVEN_FOLDER / "apicurio.xml"
-_JDBC_POM = MAVEN_FOLDER / "connect-jdbc.xml"
-_AVRO_POM = MAVEN_FOLDER / "connect-avro.xml"
 
 KAFKA = Component("kafka", (_KAFKA_POM,), _jars(_KAFKA_POM))
 """Broker, tools and Connect worker: lib/*.jar."""
@@ -95,7 +82,7 @@ CASSANDRA = Component("cassandra", (_CASSANDRA_POM,), _jars(_CASSANDRA_POM))
 APICURIO = Component("apicurio", (_APICURIO_POM,), _build_apicurio)
 """The unpacked archive; its runner jar at the top."""
 
-CONNECT_PLUGINS = Component("connect-plugins", (_JDBC_POM, _AVRO_POM), _build_plugins)
+CONNECT_PLUGINS = Component("connect-plugins", plugin_build.inputs(), _build_plugins)
 """A folder for each plugin, as `plugin.path` wants it."""
 
 COMPONENTS = (KAFKA, CONNECT_PLUGINS, CASSANDRA, APICURIO)

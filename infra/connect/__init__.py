@@ -1,0 +1,1 @@
+"""Kafka Connect: the plugin that reads our events, and ready configurations of sinks."""
