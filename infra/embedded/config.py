@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +10,15 @@ from agl_stream.errors import SettingError
 from agl_stream.infra.embedded.log import topic_config
 
 MIB = 1024 * 1024
+_AT_LEAST_ONE = (
+    "default_partitions",
+    "max_request_bytes",
+    "queued_max_request_bytes",
+    "max_connections",
+    "max_connections_per_ip",
+    "segment_bytes",
+    "node_id",
+)
 FlushPolicy = Literal["close", "interval", "every-write"]
 
 
@@ -30,12 +40,30 @@ class BrokerConfig:
     """message.max.bytes: default of a topic's max.message.bytes."""
     fetch_max_bytes: int = 55 * MIB
     """fetch.max.bytes: bound of one fetch response, save for a single larger batch."""
+    queued_max_request_bytes: int = 128 * MIB
+    """queued.max.request.bytes: requests read and not answered yet, of all connections together. Above it only one
+    connection is read from, until there is room again."""
     max_connections: int = 1_000
     """max.connections: further ones are closed at once."""
+    max_connections_per_ip: int | None = None
+    """max.connections.per.ip: as max_connections, of one address."""
+    max_connection_rate: float | None = None
+    """max.connection.creation.rate: new connections a second, as a mean over some seconds; further ones are closed."""
     connection_idle_seconds: float = 600.0
-    """connections.max.idle.ms"""
+    """connections.max.idle.ms: also of a connection whose client takes no more of an answer."""
     request_read_seconds: float = 30.0
     """A frame that has begun must be complete after this time, or the connection is closed."""
+    takeover_seconds: float = 2.0
+    """How long a start waits for the folder and the port, which a process that is just ending may still have."""
+    stop_seconds: float = 5.0
+    """How long a stop waits for clients to take their answers, and for the disk."""
+
+    producer_byte_rate: float | None = None
+    """Quota of each client id without one of its own (AlterClientQuotas): bytes a second it may send."""
+    consumer_byte_rate: float | None = None
+    """As producer_byte_rate: bytes a second it may fetch."""
+    request_percentage: float | None = None
+    """As producer_byte_rate: share of the broker's time; 100 is all of it."""
 
     flush_policy: FlushPolicy = "close"
     """When data is forced to disk. Always when a segment is closed and at a graceful stop; "interval" also every
@@ -73,9 +101,14 @@ class BrokerConfig:
 
     def __post_init__(self) -> None:
         """Raises SettingError for values that cannot work."""
-        for name in ("default_partitions", "max_request_bytes", "max_connections", "segment_bytes", "node_id"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"broker setting {name} is {getattr(self, name)}; it must be at least 1")
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"broker setting {name} is {value}; it must be at least 1")
+        for name in ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "max_connection_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingError(f"broker setting {name} is {value}; it must be above 0, or left out for no limit")
         if self.flush_policy not in ("close", "interval", "every-write"):
             raise SettingError(
                 f"broker setting flush_policy is {self.flush_policy!r}; use close, interval or every-write"

@@ -122,8 +122,8 @@ def test_a_client_that_never_reads_is_not_answered_without_end(connect, wait_unt
             while sent < 512 * 1024 * 1024:
                 greedy.send(request * 5_000)
                 sent += 5_000 * len(request)
-        (connection,) = broker.broker._connections
-        assert connection._queued_bytes < 1024 * 1024
+        (connection,) = broker.broker.connections
+        assert connection.held_bytes < 1024 * 1024
         assert still_serves(connect, broker.bootstrap_servers)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from agl_stream.infra.embedded.protocol.unspoken import UNSPOKEN
 from agl_stream.infra.embedded.protocol.wire import Cursor, MalformedMessage, Message, Read, Write, entity_codec
 
 API_VERSIONS = 18
@@ -92,15 +93,25 @@ def _import_message_base() -> None:
 _import_message_base()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
-    """One decoded request: `body` is a plain dict (see wire)."""
+    """One decoded request: `body` is a plain dict (see wire), `size_bytes` the size of its frame."""
 
     api: Api
     version: int
     correlation_id: int
     client_id: str
     body: Message
+    size_bytes: int = 0
+
+
+class UnknownApi(Exception):
+    """A client asks for an API that the broker does not advertise."""
+
+    def __init__(self, key: int, version: int) -> None:
+        name = UNSPOKEN.get(key)
+        called = f"API {key}" if name is None else f"API {key} ({name})"
+        super().__init__(f"{called} version {version} is not spoken here, see docs/embedded-broker.md")
 
 
 class UnsupportedVersion(Exception):
@@ -130,7 +141,8 @@ def _codecs(key: int, version: int) -> tuple[bool, Read, bool, Write]:
 def decode_request(frame: memoryview) -> Request:
     """Decode one frame (without its length prefix).
 
-    Raises MalformedMessage for bytes that are no request, UnsupportedVersion for a version outside the range.
+    Raises MalformedMessage for bytes that are no request, UnknownApi, or UnsupportedVersion for a version outside
+    the range. The body's `records` are views of the frame.
     """
     try:
         key, version, correlation_id = _FRAME_START.unpack_from(frame)
@@ -138,7 +150,7 @@ def decode_request(frame: memoryview) -> Request:
         raise MalformedMessage(f"a frame of {len(frame)} bytes is no request") from error
     api = APIS.get(key)
     if api is None:
-        raise MalformedMessage(f"API {key} (version {version}) is not spoken here")
+        raise UnknownApi(key, version)
     if not api.first <= version <= api.last:
         raise UnsupportedVersion(api, version, correlation_id)
     flexible_header, read, _, _ = _codecs(key, version)
@@ -153,17 +165,17 @@ def decode_request(frame: memoryview) -> Request:
         body = read(cursor)
     except (struct.error, ValueError, IndexError) as error:
         raise MalformedMessage(f"{api.name} version {version}: {error}") from error
-    return Request(api, version, correlation_id, client_id, body)
+    return Request(api, version, correlation_id, client_id, body, len(frame))
 
 
-def encode_response(request: Request, body: Message) -> bytes:
-    """The response frame, length prefix included."""
+def encode_response(request: Request, body: Message) -> tuple[int, list[Any]]:
+    """(size, parts) of the response frame, length prefix included. Records are among the parts as they were given."""
     _, _, flexible_header, write = _codecs(request.api.key, request.version)
-    parts: list[bytes | memoryview] = [b"", b"\0" if flexible_header else b""]
+    parts: list[Any] = [b"", b"\0" if flexible_header else b""]
     write(parts, body)
-    size = 4 + sum(map(len, parts))
-    parts[0] = _RESPONSE_START.pack(size, request.correlation_id)
-    return b"".join(parts)
+    size_bytes = 4 + sum(map(len, parts))
+    parts[0] = _RESPONSE_START.pack(size_bytes, request.correlation_id)
+    return size_bytes + 4, parts
 
 
 def supported_versions() -> list[Message]:
@@ -174,4 +186,5 @@ def supported_versions() -> list[Message]:
 def encode_unsupported_api_versions(correlation_id: int) -> bytes:
     """Answer to ApiVersions of a version above ours: version 0 with the error, so that the client steps down."""
     header = Request(APIS[API_VERSIONS], 0, correlation_id, "", {})
-    return encode_response(header, dict(error_code=UNSUPPORTED_VERSION, api_keys=supported_versions()))
+    _, parts = encode_response(header, dict(error_code=UNSUPPORTED_VERSION, api_keys=supported_versions()))
+    return b"".join(parts)

@@ -13,12 +13,14 @@ from agl_stream.errors import FolderNotWritable, PortInUse, SettingError
 from agl_stream.infra.embedded.config import BrokerConfig
 from agl_stream.infra.embedded.server.connection import Connection
 from agl_stream.infra.embedded.server.housekeeping import Housekeeping
+from agl_stream.infra.embedded.server.listener import Listener
 from agl_stream.infra.embedded.server.node import Node
-from agl_stream.infra.embedded.storage import FolderLock
+from agl_stream.infra.embedded.storage import FolderInUse, FolderLock
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_TAKEOVER_LOOK_SECONDS = 0.05
 
 
 class EmbeddedBroker:
@@ -45,21 +47,25 @@ class EmbeddedBroker:
         self.host = host
         self.port = port
         self.config = config or BrokerConfig()
-        self._connections: set[Connection] = set()
-        self._all_gone = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._running = False
 
     @property
     def bootstrap_servers(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def connections(self) -> set[Connection]:
+        """The connections that are open now."""
+        return self._listener.connections
+
     async def start(self) -> None:
-        """Recover the folder and listen.
+        """Recover the folder and listen. Waits `takeover_seconds` for a folder or port that another process has.
 
         Raises PortInUse, FolderNotWritable (FolderInUse when another process has it) or DamagedFile.
         """
         _raise_file_limit()
-        lock = FolderLock(self.data_dir, "broker")
+        deadline = asyncio.get_running_loop().time() + self.config.takeover_seconds
+        lock = await self._lock_folder(deadline)
         try:
             try:
                 self.node = Node(self.data_dir, self.config)
@@ -69,7 +75,7 @@ class EmbeddedBroker:
                     "Give another folder with --dir, or make this one writable."
                 ) from error
             try:
-                await self._listen()
+                await self._listen(deadline)
             except BaseException:
                 await self.node.close()
                 raise
@@ -77,53 +83,45 @@ class EmbeddedBroker:
             lock.release()
             raise
         self._lock = lock
-        self._housekeeping = Housekeeping(self.node, self._connections)
+        self._housekeeping = Housekeeping(self.node)
         self._housekeeping.start()
+        self._running = True
 
-    async def _listen(self) -> None:
+    async def _lock_folder(self, deadline: float) -> FolderLock:
+        while True:
+            try:
+                return FolderLock(self.data_dir, "broker")
+            except FolderInUse:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(_TAKEOVER_LOOK_SECONDS)
+
+    async def _listen(self, deadline: float) -> None:
         node = self.node
         node.start()
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: Connection(node, self._admit, self._lost), self.host, self.port, backlog=512
-            )
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise PortInUse(
-                f"broker: port {self.port} on {self.host} is in use. "
-                "Stop what uses it, or give another with --port (0 takes a free one)."
-            ) from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = Listener(node)
+        while True:
+            try:
+                self.port = self._listener.open(self.host, self.port)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise PortInUse(
+                        f"broker: port {self.port} on {self.host} is in use. "
+                        "Stop what uses it, or give another with --port (0 takes a free one)."
+                    ) from error
+            await asyncio.sleep(_TAKEOVER_LOOK_SECONDS)
         node.host, node.port = self.host, self.port
 
-    def _admit(self, connection: Connection) -> bool:
-        if len(self._connections) >= self.config.max_connections:
-            logger.warning(
-                "connection from %s closed: max_connections is %d", connection.peer, self.config.max_connections
-            )
-            return False
-        self._connections.add(connection)
-        return True
-
-    def _lost(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
-            self._all_gone.set()
-
     async def stop(self) -> None:
-        """Close the connections, flush, and let go of the folder."""
-        if self._server is None:
+        """Answer what clients have asked already, close the connections, flush, and let go of the folder."""
+        if not self._running:
             return
-        self._server.close()
-        self._server = None
+        self._running = False
+        await self._listener.close(self.config.stop_seconds)
         await self._housekeeping.stop()
-        if self._connections:
-            self._all_gone.clear()
-            for connection in list(self._connections):
-                connection.abort()
-            await self._all_gone.wait()
         await self.node.close()
         self._lock.release()
 

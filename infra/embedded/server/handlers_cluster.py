@@ -5,8 +5,7 @@ from __future__ import annotations
 from agl_stream.infra.embedded.protocol.apis import supported_versions
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
 from agl_stream.infra.embedded.protocol.wire import Message
-from agl_stream.infra.embedded.server.handlers_data import LEADER_EPOCH
-from agl_stream.infra.embedded.server.node import Caller, Node
+from agl_stream.infra.embedded.server.node import LEADER_EPOCH, Caller, Node
 from agl_stream.infra.embedded.server.topics import Topic, TopicRefused
 
 

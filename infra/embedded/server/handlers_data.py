@@ -1,27 +1,24 @@
-"""Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, DeleteRecords: everything about the records of partitions."""
+"""Produce, ListOffsets, OffsetForLeaderEpoch, DeleteRecords: the records of partitions, save for reading them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable
 from typing import Any
 
-from agl_stream.infra.embedded.log.batch import BatchHeader, CorruptBatch
+from agl_stream.infra.embedded.log.batch import BatchHeader
 from agl_stream.infra.embedded.log.partition_log import Appended, PartitionLog
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
 from agl_stream.infra.embedded.protocol.wire import Message
-from agl_stream.infra.embedded.server.node import Caller, Node
+from agl_stream.infra.embedded.server.fetching import READ_COMMITTED
+from agl_stream.infra.embedded.server.node import LEADER_EPOCH, Caller, Node, Unanswered
 
 logger = logging.getLogger(__name__)
 
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
-READ_COMMITTED = 1
-LEADER_EPOCH = 0
-"""There is one broker, so leadership never changes."""
 
 
-def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message | None] | None:
+def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     """Append; with acks=0 nothing is answered. Waits for the disk under the every-write policy."""
     if request["acks"] not in (-1, 0, 1):
         return _refuse_acks(request)
@@ -44,13 +41,16 @@ def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable
                 }
             )
         topics.append({"name": topic["name"], "partition_responses": partitions})
-    answer = {"responses": topics} if request["acks"] else None
+    throttle_ms = node.quotas.charge_produced(caller.client_id, caller.request_bytes)
+    answer: Message = {"responses": topics, "throttle_time": throttle_ms}
+    if not request["acks"]:
+        answer = Unanswered(answer)
     if node.config.flush_policy == "every-write" and written:
         return _after_flush(node, written, answer)
     return answer
 
 
-async def _after_flush(node: Node, written: list[PartitionLog], answer: Message | None) -> Message | None:
+async def _after_flush(node: Node, written: list[PartitionLog], answer: Message) -> Message:
     await node.flusher.flush(written)
     return answer
 
@@ -84,97 +84,6 @@ def _refuse_acks(request: Message) -> Message:
             for topic in request["topic_data"]
         ]
     }
-
-
-def fetch(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
-    """Read; waits up to max_wait for min_bytes, answering at once when a partition has an error."""
-    answer, complete = _read_all(node, request)
-    if complete or request["max_wait"] <= 0:
-        return answer
-    return _fetch_later(node, request)
-
-
-async def _fetch_later(node: Node, request: Message) -> Message:
-    """Wait for appends to the partitions until there is enough, or until the time is over."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + request["max_wait"] / 1000
-    grown = asyncio.Event()
-    logs = [
-        log
-        for topic in request["topics"]
-        for wanted in topic["partitions"]
-        if (log := node.catalogue.partition(topic["topic"], wanted["partition"])) is not None
-    ]
-    for log in logs:
-        log.waiters.add(grown.set)
-    try:
-        while True:
-            answer, complete = _read_all(node, request)
-            remaining = deadline - loop.time()
-            if complete or remaining <= 0:
-                return answer
-            grown.clear()
-            try:
-                async with asyncio.timeout(remaining):
-                    await grown.wait()
-            except TimeoutError:
-                continue
-    finally:
-        for log in logs:
-            log.waiters.discard(grown.set)
-
-
-def _read_all(node: Node, request: Message) -> tuple[Message, bool]:
-    """(answer, whether it need not wait for more)."""
-    committed_only = request["isolation_level"] == READ_COMMITTED
-    budget = min(request["max_bytes"], node.config.fetch_max_bytes)
-    total, failed = 0, False
-    topics: list[Message] = []
-    for topic in request["topics"]:
-        partitions: list[Message] = []
-        for wanted in topic["partitions"]:
-            log = node.catalogue.partition(topic["topic"], wanted["partition"])
-            limit = min(wanted["partition_max_bytes"], budget - total)
-            if total == 0:
-                limit = max(limit, 1)
-            answer = _read(log, wanted, limit, committed_only)
-            failed = failed or answer.get("error_code", 0) != 0
-            total += len(answer["records"])
-            partitions.append(answer)
-        topics.append({"topic": topic["topic"], "partitions": partitions})
-    return {"responses": topics}, failed or total >= request["min_bytes"]
-
-
-def _read(log: PartitionLog | None, wanted: Message, max_bytes: int, committed_only: bool) -> Message:
-    answer: Message = {"partition_index": wanted["partition"], "records": b"", "high_watermark": -1}
-    if log is None:
-        answer["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return answer
-    epoch_error = _check_leader_epoch(wanted.get("current_leader_epoch", -1))
-    if epoch_error is not ErrorCode.NONE:
-        answer["error_code"] = epoch_error
-        return answer
-    offset, stable = wanted["fetch_offset"], log.last_stable_offset
-    answer.update(high_watermark=log.end_offset, last_stable_offset=stable, log_start_offset=log.start_offset)
-    if not log.start_offset <= offset <= log.end_offset:
-        answer["error_code"] = ErrorCode.OFFSET_OUT_OF_RANGE
-        return answer
-    end = stable if committed_only else log.end_offset
-    if offset < end and max_bytes > 0:
-        try:
-            answer["records"] = log.read(offset, max_bytes, end)
-        except (CorruptBatch, OSError) as error:
-            logger.error("%r: cannot read from offset %d: %s", log, offset, error)
-            answer["error_code"] = ErrorCode.KAFKA_STORAGE_ERROR
-            return answer
-    if committed_only:
-        answer["aborted_transactions"] = [
-            {"producer_id": aborted.producer_id, "first_offset": aborted.first_offset}
-            for aborted in log.aborted_between(offset, end)
-        ]
-    else:
-        answer["aborted_transactions"] = None
-    return answer
 
 
 def _check_leader_epoch(epoch: int) -> ErrorCode:

@@ -7,15 +7,21 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agl_stream.infra.embedded.config import BrokerConfig
 from agl_stream.infra.embedded.groups.coordinator import GroupCoordinator
 from agl_stream.infra.embedded.groups.offsets import OffsetStore
 from agl_stream.infra.embedded.log.flushing import Flusher
+from agl_stream.infra.embedded.server.metrics import ServerMetrics
+from agl_stream.infra.embedded.server.quotas import ClientQuotas
 from agl_stream.infra.embedded.server.topics import Catalogue
 from agl_stream.infra.embedded.transactions.coordinator import TransactionCoordinator
 
 logger = logging.getLogger(__name__)
+
+LEADER_EPOCH = 0
+"""There is one broker, so leadership never changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,12 @@ class Caller:
     host: str
     version: int
     """Version of the API that the request uses."""
+    request_bytes: int
+    """Size of its frame."""
+
+
+class Unanswered(dict[str, Any]):
+    """The answer to a client that wants none; what it says about throttling counts all the same."""
 
 
 class Node:
@@ -40,7 +52,9 @@ class Node:
         self.offsets = OffsetStore(folder / "offsets.jsonl")
         self.transactions = TransactionCoordinator(folder / "transactions.jsonl", self.catalogue, self.offsets, config)
         self.groups = GroupCoordinator(config)
+        self.quotas = ClientQuotas(folder / "quotas.json", config)
         self.flusher = Flusher()
+        self.metrics = ServerMetrics()
 
     def start(self) -> None:
         """To be called in the event loop before the first request."""
