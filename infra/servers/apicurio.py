@@ -8,8 +8,8 @@ from pathlib import Path
 from agl_stream.infra.servers.components import APICURIO
 from agl_stream.infra.servers.engine import HOST, Engine
 from agl_stream.infra.servers.home import EnginesHome
-from agl_stream.infra.servers.http import answers
 from agl_stream.infra.servers.jvm import java_command
+from agl_stream.infra.servers.probe import answers_http
 from agl_stream.infra.servers.process import ServerProcess
 
 
@@ -39,7 +39,7 @@ class Apicurio(Engine):
         )
         self.nodes = [
             ServerProcess(
-                "apicurio", command, self.folder, ready=lambda process: answers(self.ccompat_url + "/subjects")
+                "apicurio", command, self.folder, ready=lambda process: answers_http(self.ccompat_url + "/subjects")
             )
         ]
 

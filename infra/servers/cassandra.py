@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from agl_stream.infra.servers.components import CASSANDRA
 from agl_stream.infra.servers.engine import CONFIG_FOLDER, Engine
 from agl_stream.infra.servers.home import EnginesHome
 from agl_stream.infra.servers.jvm import class_path, java_command
+from agl_stream.infra.servers.probe import answers_cql, takes_connections
 from agl_stream.infra.servers.process import ServerProcess
 
 _READY_LINE = "Startup complete"
-_OPTIONS_FRAME = bytes([4, 0, 0, 0, 5, 0, 0, 0, 0])  # Native protocol 4, opcode 5, no body.
-_SUPPORTED = 6
 
 # Doors into the JDK that Cassandra 5.0 goes through; without them it fails at start.
 _EXPORTS = (
@@ -167,6 +165,8 @@ class Cassandra(Engine):
         options = [
             *_JDK_OPTIONS,
             f"-javaagent:{agent}",
+            # The agent only lends its instrumentation and changes no class, so that an archive beside it is right.
+            *("-XX:+UnlockDiagnosticVMOptions", "-XX:+AllowArchivingWithJavaAgent"),
             *_IMPATIENT,
             f"-Dcassandra.ring_delay_ms={ring_delay_ms}",
             f"-Dcassandra.config=file://{folder / 'cassandra.yaml'}",
@@ -180,18 +180,12 @@ class Cassandra(Engine):
             f"cassandra-{number}",
             ["prlimit", "--memlock=65536:65536", *command],
             folder,
-            ready=lambda process: process.printed_since_start(_READY_LINE) and self._answers(host),
+            ready=lambda process: process.printed_since_start(_READY_LINE) and self._serves(host),
             # Root may lock memory: Cassandra then pins its whole heap and takes 800 MB instead of 235 MB.
             privileges=["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"] if os.geteuid() == 0 else [],
         )
 
-    def _answers(self, host: str) -> bool:
-        """Whether the native port answers OPTIONS; where TLS is asked for, whether it takes a connection."""
-        try:
-            with socket.create_connection((host, self.port), 1.0) as connection:
-                if self._conf.get("client_encryption_options", {}).get("enabled"):
-                    return True
-                connection.sendall(_OPTIONS_FRAME)
-                return connection.recv(9)[4:5] == bytes([_SUPPORTED])
-        except OSError:
-            return False
+    def _serves(self, host: str) -> bool:
+        # Behind TLS the answer could only be read with certificates; that a connection is taken has to do.
+        encrypted = self._conf.get("client_encryption_options", {}).get("enabled", False)
+        return takes_connections(host, self.port) if encrypted else answers_cql(host, self.port)

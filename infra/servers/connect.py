@@ -8,8 +8,8 @@ from pathlib import Path
 from agl_stream.infra.servers.components import CONNECT_PLUGINS, KAFKA
 from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, Engine, read_properties, write_properties
 from agl_stream.infra.servers.home import EnginesHome
-from agl_stream.infra.servers.http import answers
 from agl_stream.infra.servers.jvm import class_path, java_command
+from agl_stream.infra.servers.probe import answers_http
 from agl_stream.infra.servers.process import ServerProcess
 
 
@@ -58,7 +58,7 @@ class Connect(Engine):
             options=[f"-Dlog4j2.configurationFile={CONFIG_FOLDER / 'log4j2.properties'}"],
         )
         self.nodes = [
-            ServerProcess("connect", command, self.folder, ready=lambda process: answers(self.url + "/connectors"))
+            ServerProcess("connect", command, self.folder, ready=lambda process: answers_http(self.url + "/connectors"))
         ]
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agl_stream.infra.servers.apicurio import Apicurio
+from agl_stream.infra.servers.cassandra import Cassandra
 from agl_stream.infra.servers.components import APICURIO, CASSANDRA, CONNECT_PLUGINS, KAFKA
 from agl_stream.infra.servers.connect import Connect
 from agl_stream.infra.servers.engine import Engine, temporary_folder
@@ -30,7 +31,7 @@ NEEDS: dict[str, Needs] = {
     "kafka": Needs((KAFKA,), "kafka"),
     "connect": Needs((KAFKA, CONNECT_PLUGINS), "connect"),
     "registry": Needs((APICURIO,), "apicurio"),
-    "cassandra": Needs((CASSANDRA,)),
+    "cassandra": Needs((CASSANDRA,), "cassandra"),
     "postgres": Needs(),
 }
 """Engine -> what it needs."""
@@ -74,7 +75,7 @@ def _train(server: str, folder: Path, home: EnginesHome, notify: Notify) -> None
                 with Kafka(work / "kafka", home=home) as kafka:
                     _run_once(Connect(work / "connect", kafka.bootstrap_servers, home=home), draft)
             else:
-                made = {"kafka": Kafka, "apicurio": Apicurio}[server]
+                made = {"kafka": Kafka, "apicurio": Apicurio, "cassandra": Cassandra}[server]
                 _run_once(made(work / server, home=home), draft)
             if draft.exists():
                 draft.replace(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import threading
@@ -116,21 +117,16 @@ class ServerProcess:
         """How the last start ended; negative: by that signal."""
         return self._process.poll() if self._process is not None else None
 
+    def command(self) -> list[str]:
+        """What is run: `argv` behind what ties it to this process. Raises ToolMissing."""
+        tie = [setpriv(), "--pdeathsig=KILL", *self._privileges, "--", "/bin/sh", "-c", _GUARD, "sh", str(os.getpid())]
+        return [*tie, *self.argv]
+
     def start(self) -> None:
         """Start the process without waiting; nothing when it runs. Raises ToolMissing, ServerFailed."""
         if self.running:
             return
-        guard = [
-            setpriv(),
-            "--pdeathsig=KILL",
-            *self._privileges,
-            "--",
-            "/bin/sh",
-            "-c",
-            _GUARD,
-            "sh",
-            str(os.getpid()),
-        ]
+        command = self.command()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.ready_seconds = None
         with self.log_path.open("ab") as log:
@@ -138,7 +134,7 @@ class ServerProcess:
             self._started_at = time.monotonic()
             try:
                 self._process = _spawner.popen(
-                    [*guard, *self.argv],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -147,7 +143,7 @@ class ServerProcess:
                     start_new_session=True,  # A terminal's Ctrl-C reaches only whoever stops this in order.
                 )
             except OSError as error:
-                raise ServerFailed(f"{self.name} cannot be started ({guard[0]}): {error}") from None
+                raise ServerFailed(f"{self.name} cannot be started ({command[0]}): {error}") from None
 
     def wait_ready(self) -> None:
         """Block until the server serves; ServerFailed with the end of its log when it ends or takes too long."""
@@ -187,6 +183,11 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
+    def wait(self, timeout_seconds: float) -> int:
+        """Its exit status, once it has ended; subprocess.TimeoutExpired when it runs on."""
+        assert self._process is not None, "never started"
+        return self._process.wait(timeout_seconds)
+
     def pause(self) -> None:
         """SIGSTOP: it keeps its connections and answers nothing, as a machine that hangs."""
         self._signal(signal.SIGSTOP)
@@ -208,6 +209,17 @@ class ServerProcess:
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return text.encode() in log.read()
+
+    def bound_log(self, max_bytes: int = 16 * 1024 * 1024) -> None:
+        """Begin the log anew when it has outgrown `max_bytes`; what was in it is kept as NAME.log.1.
+
+        The server appends, so it goes on at the new beginning. A line written in between is lost.
+        """
+        if not self.log_path.exists() or self.log_path.stat().st_size <= max_bytes:
+            return
+        shutil.copyfile(self.log_path, self.log_path.with_name(self.log_path.name + ".1"))
+        os.truncate(self.log_path, 0)
+        self._log_start = 0
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
