@@ -22,7 +22,7 @@ _running_option = click.option(
 )
 
 
-@click.group(short_help="Measure spans/s or rollouts/s on this machine.")
+@click.group(short_help="Measure spans/s, rollouts/s or the broker on this machine.")
 def command() -> None:
     """Measure the whole system on this machine and print figures, sizes, versions and the machine.
 
@@ -59,6 +59,48 @@ def rollouts_command(rollouts: int, runners: int, slots: int, running: bool, out
     with _progress("rollouts ended") as progress:
         result = bench.run(_settings(running), rollouts=rollouts, runners=runners, slots=slots, progress=progress)
     _print(result, output, f"{result['rollouts_per_second']:,.0f} rollouts/s")
+
+
+@command.command("broker")
+@click.option("--against", type=click.Choice(["kafka"]), help="Measure Apache Kafka side by side; needs Java 17.")
+@click.option("--messages", type=click.IntRange(min=100), default=200_000, show_default=True, help="Records a round.")
+@click.option("--size", "sizes", type=click.IntRange(1, 900_000), multiple=True, default=(1100,), show_default=True,
+              help="Bytes of a record's value; may be given several times.")  # fmt: skip
+@click.option("--partitions", type=click.IntRange(1, 1000), default=4, show_default=True, help="Of the topic.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="After one to warm up.")
+@output_option
+def broker_command(
+    against: str | None, messages: int, sizes: tuple[int, ...], partitions: int, rounds: int, output: str
+) -> None:
+    """The embedded broker alone: records in (acks=all, linger 5 ms), records out, and single round trips.
+
+    With --against kafka both brokers take turns in each round. The ratio is the median of the rounds' ratios;
+    CPU is the broker's own, for one record.
+    """
+    from agl_stream.bench import broker as bench
+
+    with _progress("rounds") as progress:
+        result = bench.run(
+            against_kafka=against == "kafka",
+            messages=messages,
+            sizes=sizes,
+            partitions=partitions,
+            rounds=rounds,
+            progress=progress,
+        )
+    if output == "json":
+        emit_json(result)
+        return
+    for by_size in result["sizes"]:
+        click.echo(f"records of {by_size['bytes']} bytes")
+        click.echo(table(["broker", *bench.COLUMNS], bench.rows(by_size)))
+        for verb, ratio in by_size.get("embedded_over_kafka", {}).items():
+            click.echo(f"{verb}: {ratio:g} of Apache Kafka's rate")
+        click.echo()
+    click.echo(table(["broker", "round trip p50 ms", "p99 ms"], bench.latency_rows(result)))
+    for name in ("workload", "machine", "versions"):
+        click.echo(f"\n{name}")
+        click.echo(table(["what", "figure"], result[name].items()))
 
 
 def _settings(running: bool) -> Settings | None:
