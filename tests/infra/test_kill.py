@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from agl_stream.infra.embedded.journal import Journal
+from agl_stream.infra.embedded.log.index import SparseIndex
 
 pytestmark = pytest.mark.faults
 
@@ -195,12 +197,13 @@ def test_a_decision_is_carried_out_after_a_kill(broker_process, tmp_path, decisi
     assert producer.flush(10) == 0
     broker_process.kill()
     journal = tmp_path / "data" / "broker" / "transactions.jsonl"
-    last = json.loads(journal.read_text().splitlines()[-1])
+    last = Journal(journal).load()[-1]
     assert last[4] == "ongoing"
     last[4] = decision
     last[7] = [["readers", "books", 0, 1, -1, ""]]
-    with journal.open("a") as file:
-        file.write(json.dumps(last) + "\n")
+    changed = Journal(journal)
+    changed.load()
+    changed.append([last])
     broker_process.start()
     assert read_all(broker_process, "books", 2) == expected
     consumer = Consumer({"bootstrap.servers": broker_process.bootstrap_servers, "group.id": "readers"})
@@ -232,8 +235,9 @@ def test_sigterm_ends_with_zero_and_leaves_nothing_to_verify(broker_process, tmp
     assert producer.flush(10) == 0
     assert broker_process.terminate() == 0
     folder = tmp_path / "data" / "broker" / "logs" / "kept-0"
-    name, size_bytes = json.loads((folder / "clean").read_text())
-    assert size_bytes == (folder / name).stat().st_size > 0
+    decoded = SparseIndex.decode((folder / "00000000000000000000.index").read_bytes())
+    assert decoded is not None
+    assert decoded[1].size_bytes == (folder / "00000000000000000000.log").stat().st_size > 0
     broker_process.start()
     assert read_all(broker_process, "kept") == [[b"value"]]
     assert "Traceback" not in broker_process.log()

@@ -7,14 +7,16 @@ power cut can lose what was not flushed yet (see BrokerConfig.flush_policy).
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from agl_stream.infra.embedded import disk
+from agl_stream.infra.embedded.log import snapshots
 from agl_stream.infra.embedded.log.batch import (
     BatchHeader,
     Buffer,
@@ -22,15 +24,21 @@ from agl_stream.infra.embedded.log.batch import (
     assigned_prefix,
     check_batch,
     control_batch,
-    is_commit_marker,
     iter_records,
     read_header,
 )
-from agl_stream.infra.embedded.log.producer_state import AbortedTransaction, ProducerStates, Verdict
-from agl_stream.infra.embedded.log.segment import Segment, segment_name
+from agl_stream.infra.embedded.log.metrics import COUNTERS
+from agl_stream.infra.embedded.log.producer_state import AbortedTransaction, Verdict
+from agl_stream.infra.embedded.log.recovery import (
+    CleanerMarks,
+    load_start_offset,
+    open_segments,
+    restore_producers,
+    save_start_offset,
+)
+from agl_stream.infra.embedded.log.segment import Segment
 from agl_stream.infra.embedded.log.topic_config import TopicConfig
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
-from agl_stream.infra.embedded.storage import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +68,11 @@ class PartitionLog:
         self.config = config
         self.deleted = False
         self.waiters: set[Callable[[], None]] = set()
-        self.producers = ProducerStates()
-        self.cleaned_to_offset = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        self.segments = self._open_segments()
-        self.start_offset = max(self.segments[0].base_offset, self._load_start_offset())
+        disk.make_folder(folder)
+        self.cleaner = CleanerMarks.load(folder)
+        self.segments = open_segments(folder, self.cleaner.sparse_below)
+        self.start_offset = max(self.segments[0].base_offset, load_start_offset(folder))
+        self._snapshot_offset, self.producers = restore_producers(folder, self.segments)
         self._active = self.segments[-1]
 
     def __repr__(self) -> str:
@@ -83,70 +91,6 @@ class PartitionLog:
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
-
-    # Opening
-
-    def _open_segments(self) -> list[Segment]:
-        for leftover in (*self.folder.glob("*.tmp"), *self.folder.glob("*.cleaned")):
-            leftover.unlink()
-        names = sorted(path.stem for path in self.folder.glob("*.log"))
-        segments = [Segment(self.folder / f"{name}.log", int(name)) for name in names]
-        if not segments:
-            return [Segment.create(self.folder, 0)]
-        for number, segment in enumerate(segments[:-1]):
-            if not segment.load_index() and segment.recover(verify_from=0):
-                logger.error(
-                    "%s: damaged before its end, offsets up to %d are missing",
-                    segment.path,
-                    segments[number + 1].base_offset,
-                )
-        self._recover_active(segments)
-        return segments
-
-    def _recover_active(self, segments: list[Segment]) -> None:
-        """Scan the last segment; take the producers from the snapshot at its start, or else from the whole log."""
-        active = segments[-1]
-        restored = self._load_snapshot(active)
-        if restored is None and len(segments) > 1:
-            for segment in segments[:-1]:
-                segment.recover(segment.flushed_bytes, self._remember)
-        elif restored is not None:
-            self.producers = restored
-        clean_bytes = self._load_clean_size(active)
-        active.recover(clean_bytes, self._remember, dense=True)
-        if active.size_bytes:
-            active.first_append_ms = int(active.path.stat().st_mtime * 1000)
-
-    def _load_snapshot(self, segment: Segment) -> ProducerStates | None:
-        try:
-            return ProducerStates.restore(json.loads(segment.path.with_suffix(".snapshot").read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError) as error:
-            logger.warning("%s: unreadable producer snapshot (%s), reading the whole log instead", segment.path, error)
-            return None
-
-    def _load_clean_size(self, segment: Segment) -> int:
-        """Bytes of the active segment known to be flushed: written at a graceful close."""
-        try:
-            name, size_bytes = json.loads((self.folder / "clean").read_bytes())
-        except (FileNotFoundError, ValueError):
-            return 0
-        return size_bytes if name == segment.path.name else 0
-
-    def _load_start_offset(self) -> int:
-        try:
-            return int((self.folder / "start-offset").read_text())
-        except FileNotFoundError:
-            return 0
-
-    def _remember(self, header: BatchHeader, batch: Buffer) -> None:
-        if header.producer_id < 0:
-            return
-        if header.is_control:
-            self.producers.record_marker(header, is_commit_marker(batch))
-        else:
-            self.producers.record(header)
 
     # Writing
 
@@ -173,6 +117,7 @@ class PartitionLog:
         if header.producer_id >= 0:
             verdict, base_offset = self.producers.judge(header)
             if verdict is Verdict.DUPLICATE:
+                COUNTERS.repeated_batches += 1
                 return Appended(ErrorCode.NONE, base_offset)
             if verdict is not Verdict.ACCEPT:
                 return Appended(_VERDICT_ERRORS[verdict])
@@ -192,13 +137,16 @@ class PartitionLog:
             header = header._replace(base_offset=base_offset)
             self._active.append(assigned_prefix(base_offset, header.length), memoryview(batch), header, now_ms)
         except OSError as error:
+            COUNTERS.refused_appends += 1
             logger.error("%s-%d: cannot write to %s (%s)", self.topic, self.partition, self.folder, error.strerror)
             return Appended(ErrorCode.KAFKA_STORAGE_ERROR, message=f"the broker cannot write: {error.strerror}")
         if header.producer_id >= 0:
             if header.is_control:
-                self.producers.record_marker(header, commit)
+                self.producers.record_marker(header, commit, now_ms)
             else:
-                self.producers.record(header)
+                self.producers.record(header, now_ms)
+        COUNTERS.appended_batches += 1
+        COUNTERS.appended_bytes += header.size_bytes
         for wake in tuple(self.waiters):
             wake()
         return Appended(ErrorCode.NONE, base_offset)
@@ -209,15 +157,27 @@ class PartitionLog:
             return False
         if active.size_bytes + size_bytes > self.config.segment_bytes:
             return True
-        return 0 <= active.first_append_ms < now_ms - self.config.segment_ms
+        return self.roll_is_due(now_ms)
+
+    def roll_is_due(self, now_ms: int) -> bool:
+        """Whether the active segment has been written to for segment.ms, or cannot be compacted in time any more."""
+        config = self.config
+        longest_ms = min(config.segment_ms, config.max_compaction_lag_ms) if config.compact else config.segment_ms
+        return 0 <= self._active.first_append_ms < now_ms - longest_ms
 
     def roll(self) -> None:
-        """Close the active segment and start the next one; the closed one is flushed later, by flush_closed()."""
-        snapshot = self.folder / segment_name(self.end_offset)
-        write_atomically(snapshot.with_suffix(".snapshot"), json.dumps(self.producers.snapshot()).encode())
+        """Close the active segment and start the next one; the closed one is flushed later. Raises OSError."""
+        self.save_snapshot()
         segment = Segment.create(self.folder, self.end_offset)
         self.segments.append(segment)
         self._active = segment
+        COUNTERS.rolled_segments += 1
+
+    def save_snapshot(self) -> None:
+        """Keep what is known of the producers, so that a start need not read the batches so far. Raises OSError."""
+        if self._snapshot_offset != self.end_offset:
+            snapshots.save(self.folder, self.end_offset, self.producers)
+            self._snapshot_offset = self.end_offset
 
     # Reading
 
@@ -247,10 +207,7 @@ class PartitionLog:
         return os.pread(segment.fd, size_bytes, position)
 
     def _segment_number(self, offset: int) -> int:
-        number = len(self.segments) - 1
-        while number > 0 and self.segments[number].base_offset > offset:
-            number -= 1
-        return number
+        return max(0, bisect_right(self.segments, offset, key=_base_offset) - 1)
 
     def aborted_between(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         return self.producers.aborted_between(first_offset, end_offset)
@@ -260,62 +217,96 @@ class PartitionLog:
         for segment in self.segments:
             if segment.max_timestamp_ms < timestamp_ms or segment.next_offset <= self.start_offset:
                 continue
-            found = segment.first_batch_reaching(timestamp_ms, self.start_offset)
-            if found is None:
-                continue
-            header, batch = found
-            try:
-                for record in iter_records(batch, header):
-                    if record.timestamp_ms >= timestamp_ms and record.offset >= self.start_offset:
-                        return record.offset, record.timestamp_ms
-            except CorruptBatch as error:
-                logger.warning("%s-%d: batch at %d: %s", self.topic, self.partition, header.base_offset, error)
-                return max(header.base_offset, self.start_offset), header.max_timestamp
+            for header, batch in segment.batches_reaching(timestamp_ms, self.start_offset):
+                try:
+                    for record in iter_records(batch, header):
+                        if record.timestamp_ms >= timestamp_ms and record.offset >= self.start_offset:
+                            return record.offset, record.timestamp_ms
+                except CorruptBatch as error:
+                    logger.warning("%s-%d: batch at %d: %s", self.topic, self.partition, header.base_offset, error)
+                    return max(header.base_offset, self.start_offset), header.max_timestamp
         return -1, -1
 
     def offset_of_max_timestamp(self) -> tuple[int, int]:
         """(offset, timestamp) of the record with the largest timestamp, (-1, -1) when the log is empty."""
-        newest = max((segment.max_timestamp_ms for segment in self.segments if segment.size_bytes), default=-1)
+        newest = max(segment.max_timestamp_ms for segment in self.segments)
         return (-1, -1) if newest < 0 else self.offset_for_time(newest)
 
     # Shortening and closing
 
     def delete_before(self, offset: int) -> None:
-        """Make `offset` the log's start for ever, and drop the segments that lie wholly below it."""
+        """Make `offset` the log's start for ever, and drop the segments that lie wholly below it. Raises OSError.
+
+        The segments go first: that makes room for the file that keeps the offset, should there be none.
+        """
         if offset <= self.start_offset:
             return
-        write_atomically(self.folder / "start-offset", str(offset).encode())
+        self.drop_segments_below(offset)
+        if offset > self.segments[0].base_offset:
+            save_start_offset(self.folder, offset)
         self.start_offset = offset
-        self.drop_dead_segments()
 
-    def drop_dead_segments(self) -> int:
-        """Delete closed segments that lie below the start; returns how many."""
-        dead = [segment for segment in self.segments[:-1] if segment.next_offset <= self.start_offset]
-        for segment in dead:
-            self.segments.remove(segment)
-            segment.delete()
-        return len(dead)
+    def drop_segments_below(self, offset: int) -> int:
+        """Delete closed segments that lie wholly below `offset`, oldest first; returns how many.
+
+        Writes nothing: also a full disk can be freed. What is left begins where the first segment does.
+        """
+        dropped = 0
+        while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
+            self.segments.pop(0).delete()
+            dropped += 1
+        COUNTERS.deleted_segments += dropped
+        self.start_offset = max(self.start_offset, self.segments[0].base_offset)
+        return dropped
 
     def flush_closed(self) -> None:
-        """fsync closed segments that were not flushed yet and save their indexes. Blocks; safe in a thread."""
+        """Flush closed segments that were not flushed yet and save their indexes. Blocks; safe in a thread."""
         for segment in tuple(self.segments[:-1]):
-            if segment.flushed_bytes < segment.size_bytes and not self.deleted:
-                segment.flush()
-                segment.save_index()
+            segment.flush()
+            if segment.indexed_bytes < segment.size_bytes:
+                segment.save_index(segment.encode_index(), segment.size_bytes)
 
     def flush(self) -> None:
-        """fsync everything appended so far. Blocks; safe in a thread."""
-        self.flush_closed()
-        active = self._active
-        if active.flushed_bytes < active.size_bytes:
-            active.flush()
+        """Force everything appended so far to disk. Blocks; safe in a thread. Raises OSError."""
+        if self.deleted:
+            return
+        for segment in tuple(self.segments):
+            segment.flush()
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Take note of the state; the function that is returned makes it what a start begins with.
+
+        That one blocks and is safe in a thread. It raises OSError, and then the last checkpoint still holds.
+        """
+        active, size_bytes = self._active, self._active.size_bytes
+        encoded = active.encode_index()
+
+        def save() -> None:
+            self.flush()
+            self.flush_closed()
+            active.save_index(encoded, size_bytes)
+
+        self.save_snapshot()
+        return save
+
+    @property
+    def bytes_since_checkpoint(self) -> int:
+        """What the next start would have to read and check, were the process killed now."""
+        return self._active.size_bytes - self._active.indexed_bytes
 
     def close(self) -> None:
-        """Flush and close; the next start need not verify what is there."""
+        """Flush and close; the next start need not read what is there.
+
+        What a full disk refuses is only logged: it costs the next start time and nothing else.
+        """
         if not self.deleted:
-            self.flush()
-            write_atomically(
-                self.folder / "clean", json.dumps([self._active.path.name, self._active.size_bytes]).encode()
-            )
+            try:
+                self.checkpoint()()
+            except OSError as error:
+                logger.error("%r: closed without a checkpoint (%s)", self, error.strerror)
         for segment in self.segments:
             segment.close()
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset

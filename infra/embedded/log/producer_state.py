@@ -36,13 +36,13 @@ class AbortedTransaction(NamedTuple):
 
 
 class _Producer:
-    __slots__ = ("batches", "epoch", "first_open_offset", "last_timestamp_ms")
+    __slots__ = ("batches", "epoch", "first_open_offset", "last_seen_ms")
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.batches: deque[tuple[int, int, int]] = deque(maxlen=WINDOW_BATCHES)
         self.first_open_offset: int | None = None
-        self.last_timestamp_ms = 0
+        self.last_seen_ms = 0
 
 
 class ProducerStates:
@@ -75,30 +75,31 @@ class ProducerStates:
                 return Judgement(Verdict.OUT_OF_ORDER)
         return Judgement(Verdict.ACCEPT)
 
-    def record(self, header: BatchHeader) -> None:
-        """Take a data batch that is in the log into account."""
-        producer = self._producer(header)
+    def record(self, header: BatchHeader, seen_ms: int) -> None:
+        """Take a data batch that is in the log, and came at `seen_ms`, into account."""
+        producer = self._producer(header, seen_ms)
         producer.batches.append((header.base_sequence, header.last_sequence, header.base_offset))
         if header.is_transactional and producer.first_open_offset is None:
             producer.first_open_offset = header.base_offset
             self._open[header.producer_id] = header.base_offset
 
-    def record_marker(self, header: BatchHeader, commit: bool) -> None:
-        """Take a transaction marker that is in the log into account."""
-        producer = self._producer(header)
+    def record_marker(self, header: BatchHeader, commit: bool, seen_ms: int) -> None:
+        """Take a transaction marker that is in the log, and came at `seen_ms`, into account."""
+        producer = self._producer(header, seen_ms)
         first = self._open.pop(header.producer_id, None)
         producer.first_open_offset = None
         if first is not None and not commit:
             self.aborted.append(AbortedTransaction(header.producer_id, first, header.base_offset))
 
-    def _producer(self, header: BatchHeader) -> _Producer:
+    def _producer(self, header: BatchHeader, seen_ms: int) -> _Producer:
         producer = self._producers.get(header.producer_id)
         if producer is None:
             producer = self._producers[header.producer_id] = _Producer(header.producer_epoch)
         elif header.producer_epoch > producer.epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
-        producer.last_timestamp_ms = max(producer.last_timestamp_ms, header.max_timestamp)
+        if seen_ms > producer.last_seen_ms:
+            producer.last_seen_ms = seen_ms
         return producer
 
     def __len__(self) -> int:
@@ -125,18 +126,22 @@ class ProducerStates:
             if aborted.last_offset >= first_offset and aborted.first_offset < end_offset
         ]
 
-    def forget_before(self, start_offset: int, timestamp_ms: int) -> None:
-        """Drop aborted transactions below the log's start, and idle producers last seen before `timestamp_ms`."""
+    def forget_before(self, start_offset: int, seen_ms: int) -> None:
+        """Drop aborted transactions below the log's start, and producers whose last batch came before `seen_ms`."""
         self.aborted = [aborted for aborted in self.aborted if aborted.last_offset >= start_offset]
         for producer_id, producer in list(self._producers.items()):
-            if producer.last_timestamp_ms < timestamp_ms and producer_id not in self._open:
+            if producer.last_seen_ms < seen_ms and producer_id not in self._open:
                 del self._producers[producer_id]
+
+    def forget_aborted_below(self, offset: int) -> None:
+        """Drop aborted transactions of which compaction has left nothing below `offset`."""
+        self.aborted = [aborted for aborted in self.aborted if aborted.last_offset >= offset]
 
     def snapshot(self) -> dict[str, Any]:
         """JSON-able state, for restore()."""
         return {
             "producers": [
-                [producer_id, p.epoch, p.first_open_offset, p.last_timestamp_ms, list(p.batches)]
+                [producer_id, p.epoch, p.first_open_offset, p.last_seen_ms, list(p.batches)]
                 for producer_id, p in self._producers.items()
             ],
             "aborted": [list(aborted) for aborted in self.aborted],
@@ -145,10 +150,10 @@ class ProducerStates:
     @classmethod
     def restore(cls, snapshot: dict[str, Any]) -> ProducerStates:
         states = cls()
-        for producer_id, epoch, first_open_offset, last_timestamp_ms, batches in snapshot["producers"]:
+        for producer_id, epoch, first_open_offset, last_seen_ms, batches in snapshot["producers"]:
             producer = states._producers[producer_id] = _Producer(epoch)
             producer.first_open_offset = first_open_offset
-            producer.last_timestamp_ms = last_timestamp_ms
+            producer.last_seen_ms = last_seen_ms
             producer.batches.extend((first, last, base) for first, last, base in batches)
             if first_open_offset is not None:
                 states._open[producer_id] = first_open_offset

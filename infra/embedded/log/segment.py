@@ -1,26 +1,22 @@
-"""One segment of a partition's log: a file of record batches and a sparse index of it in memory.
+"""One segment of a partition's log: a file of record batches, with a sparse index.
 
-The file holds Kafka's v2 batches one after another and nothing else. The index has one entry for about
-every 16 KiB of log, so memory does not grow with the number of batches; a read walks batch headers from
-the nearest entry. A closed segment keeps its index beside it (`.index`), an active one is scanned on start.
+The file holds Kafka's v2 batches one after another and nothing else. A read goes to the nearest index entry and walks
+batch headers from there, so no look-up reads more than a few of them. What the saved index covers was checked and
+flushed before; a start reads and checks only what lies behind.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import os
-import struct
-from array import array
+import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from crc32c import crc32c
-
+from agl_stream.infra.embedded import disk
 from agl_stream.infra.embedded.log.batch import (
-    CRC_FROM,
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
     POSITION,
@@ -28,58 +24,74 @@ from agl_stream.infra.embedded.log.batch import (
     CorruptBatch,
     read_header,
 )
-from agl_stream.infra.embedded.storage import write_atomically
+from agl_stream.infra.embedded.log.index import INDEX_INTERVAL_BYTES, Damage, SegmentFacts, SparseIndex
+from agl_stream.infra.embedded.log.metrics import COUNTERS
+from agl_stream.infra.embedded.log.scan import find_intact, intact_batches, set_aside
 
 logger = logging.getLogger(__name__)
-
-INDEX_INTERVAL_BYTES = 16 * 1024
-_INDEX_FORMAT = 1
 
 
 def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}.log"
 
 
-class Segment:
-    """Batches from `base_offset` on. Not thread-safe; a closed segment may be read by a cleaning thread."""
+class Segment(SegmentFacts):
+    """Batches from `base_offset` on. Changed in the event loop only; flush() and save_index() may run in a thread."""
 
     def __init__(self, path: Path, base_offset: int) -> None:
+        super().__init__(next_offset=base_offset)
         self.path = path
         self.base_offset = base_offset
-        self.next_offset = base_offset
-        self.size_bytes = 0
-        self.max_timestamp_ms = -1
-        self.first_append_ms = -1
         self.flushed_bytes = 0
-        self.cleaned = False
+        self.indexed_bytes = 0
+        """What the saved index covers."""
+        self.deleted = False
+        self._index = SparseIndex()
         self._fd: int | None = None
-        self._offsets = array("q")
-        self._positions = array("q")
-        self._max_timestamps = array("q")
+        self._flushing = threading.Lock()
+        self._torn = False
+        self._unsure = False
+        self._named = False
 
     @classmethod
     def create(cls, folder: Path, base_offset: int) -> Segment:
         """A new, empty segment."""
-        segment = cls(folder / segment_name(base_offset), base_offset)
-        segment._fd = os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return cls.create_at(folder / segment_name(base_offset), base_offset)
+
+    @classmethod
+    def create_at(cls, path: Path, base_offset: int) -> Segment:
+        """A new, empty segment under another name than its own, for the time being."""
+        segment = cls(path, base_offset)
+        segment._fd = disk.open_file(segment.path, create=True)
         return segment
 
     @property
     def fd(self) -> int:
         """The open file; opened on first use and kept until close()."""
         if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = disk.open_file(self.path)
         return self._fd
 
+    @property
+    def newest_ms(self) -> int:
+        """Largest timestamp of a record or, when producers gave none, when the first batch came."""
+        return self.max_timestamp_ms if self.max_timestamp_ms >= 0 else self.first_append_ms
+
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        with self._flushing:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def retire(self) -> None:
+        """Close for good; the files are somebody else's now."""
+        self.deleted = True
+        self.close()
 
     def delete(self) -> None:
-        self.close()
-        for path in (self.path, self.path.with_suffix(".index"), self.path.with_suffix(".snapshot")):
-            path.unlink(missing_ok=True)
+        self.retire()
+        disk.remove(self.path)
+        disk.remove(self.path.with_suffix(".index"))
 
     # Writing
 
@@ -88,40 +100,44 @@ class Segment:
 
         Raises OSError when the file system refuses; the segment is then as it was before.
         """
-        view = memoryview(batch)
-        parts = [prefix, view[len(prefix) :]]
         try:
-            written = os.pwritev(self.fd, parts, self.size_bytes)
-            if written < len(view):
-                self._write_rest(prefix + bytes(view[len(prefix) :]), written)
+            if self._torn:
+                disk.truncate(self.fd, self.size_bytes)
+                self._torn = False
+            disk.write_at(self.fd, [prefix, memoryview(batch)[len(prefix) :]], self.size_bytes)
         except OSError:
-            os.ftruncate(self.fd, self.size_bytes)
+            self._torn = True
+            disk.truncate(self.fd, self.size_bytes)
+            self._torn = False
             raise
         if self.first_append_ms < 0:
             self.first_append_ms = now_ms
         self._take(header)
 
-    def _write_rest(self, data: bytes, written: int) -> None:
-        while written < len(data):
-            written += os.pwrite(self.fd, memoryview(data)[written:], self.size_bytes + written)
-
-    def _take(self, header: BatchHeader) -> None:
+    def _take(self, header: BatchHeader, *, own_entry: bool = False) -> None:
         """Account for the batch at the end of the file."""
-        if not self._positions or self.size_bytes - self._positions[-1] >= INDEX_INTERVAL_BYTES:
-            self._offsets.append(header.base_offset)
-            self._positions.append(self.size_bytes)
-            self._max_timestamps.append(header.max_timestamp)
-        elif header.max_timestamp > self._max_timestamps[-1]:
-            self._max_timestamps[-1] = header.max_timestamp
-        self.max_timestamp_ms = max(self.max_timestamp_ms, header.max_timestamp)
+        self._index.take(header, self.size_bytes, own_entry=own_entry)
+        if header.max_timestamp > self.max_timestamp_ms:
+            self.max_timestamp_ms = header.max_timestamp
         self.size_bytes += header.size_bytes
         self.next_offset = header.last_offset + 1
 
     def flush(self) -> None:
-        """fsync. Blocks; may run in a thread while appends go on (what was written before the call is safe)."""
-        size_bytes = self.size_bytes
-        os.fsync(self.fd)
-        self.flushed_bytes = max(self.flushed_bytes, size_bytes)
+        """Force to disk what was appended before the call. Blocks; safe in a thread. Raises OSError."""
+        with self._flushing:
+            size_bytes = self.size_bytes
+            if self.deleted or (size_bytes == self.flushed_bytes and (self._named or not size_bytes)):
+                return
+            try:
+                if self._unsure:
+                    disk.redo(self.fd, self.flushed_bytes, size_bytes)
+                disk.sync(self.fd)
+                if not self._named:
+                    disk.sync_folder(self.path.parent)
+            except OSError:
+                self._unsure = True
+                raise
+            self.flushed_bytes, self._unsure, self._named = size_bytes, False, True
 
     # Reading
 
@@ -130,15 +146,17 @@ class Segment:
 
         At most `max_bytes`, but never less than one batch if there is one below `end_offset`; size 0 when there is
         none. Ends where the index has an entry when it can, so that a reader who goes on from there needs no walk.
-        Raises CorruptBatch when the file is not what was written to it.
+        Raises CorruptBatch when the file is not what was written to it: damage is never skipped in silence.
         """
         start = self._position_of(offset)
         limit = self.size_bytes if end_offset >= self.next_offset else self._position_of(end_offset)
+        if self.damaged:
+            limit = min(limit, self._intact_up_to(offset))
         if limit - start <= max_bytes:
             return start, max(limit - start, 0)
-        entry = bisect_right(self._positions, start + max_bytes) - 1
-        if entry >= 0 and self._positions[entry] > start:
-            return start, min(self._positions[entry], limit) - start
+        entry = bisect_right(self._index.positions, start + max_bytes) - 1
+        if entry >= 0 and self._index.positions[entry] > start:
+            return start, min(self._index.positions[entry], limit) - start
         at = start
         for size_bytes, _ in self._walk(start, limit):
             if at > start and at + size_bytes - start > max_bytes:
@@ -146,11 +164,23 @@ class Segment:
             at += size_bytes
         return start, at - start
 
+    def _intact_up_to(self, offset: int) -> int:
+        """Position of the first damage behind `offset`; raises CorruptBatch for an offset that is lost in one."""
+        for damage in self.damaged:
+            if offset < damage.first_offset:
+                return damage.position
+            if offset < damage.next_offset:
+                raise CorruptBatch(
+                    f"{self.path}: damaged at position {damage.position}, offsets {damage.first_offset} to "
+                    f"{damage.next_offset - 1} cannot be read; go on from {damage.next_offset}"
+                )
+        return self.size_bytes
+
     def _position_of(self, offset: int) -> int:
         """Where the batch begins that holds `offset`, or the first one behind it; else the end of the file."""
-        entry = bisect_right(self._offsets, offset) - 1
-        at = self._positions[entry] if entry >= 0 else 0
-        if entry >= 0 and self._offsets[entry] == offset:
+        entry = bisect_right(self._index.offsets, offset) - 1
+        at = self._index.positions[entry] if entry >= 0 else 0
+        if entry >= 0 and self._index.offsets[entry] == offset:
             return at
         for size_bytes, last_offset in self._walk(at, self.size_bytes):
             if last_offset >= offset:
@@ -184,108 +214,157 @@ class Segment:
             yield header, at
             at += header.size_bytes
 
+    def batches_from(self, offset: int) -> Iterator[tuple[BatchHeader, int]]:
+        """(header, position) of the intact batches that begin at `offset` or later."""
+        position = 0
+        for damage in [*self.damaged, Damage(self.next_offset, self.next_offset, self.size_bytes)]:
+            for header, at in self.batches(position, damage.position):
+                if header.base_offset >= offset:
+                    yield header, at
+            position = self._position_of(damage.next_offset)
+
     def read_batch(self, header: BatchHeader, position: int) -> bytes:
         return os.pread(self.fd, header.size_bytes, position)
 
-    def first_batch_reaching(self, timestamp_ms: int, start_offset: int) -> tuple[BatchHeader, bytes] | None:
-        """First batch at or after `start_offset` whose maximum timestamp is at least `timestamp_ms`."""
-        for entry, newest in enumerate(self._max_timestamps):
-            if newest < timestamp_ms:
-                continue
-            begin = self._positions[entry]
-            for header, position in self.batches(begin, begin + INDEX_INTERVAL_BYTES):
+    def batches_reaching(self, timestamp_ms: int, start_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+        """Batches at or after `start_offset` whose maximum timestamp is at least `timestamp_ms`, in order."""
+        positions = self._index.positions
+        for entry in self._index.entries_reaching(timestamp_ms, start_offset):
+            stop = positions[entry + 1] if entry + 1 < len(positions) else self.size_bytes
+            for header, position in self.batches(positions[entry], stop):
                 if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
-                    return header, self.read_batch(header, position)
-        return None
+                    yield header, self.read_batch(header, position)
 
-    # Start and end
+    # Start
 
-    def recover(
-        self,
-        verify_from: int,
-        on_batch: Callable[[BatchHeader, memoryview], None] | None = None,
-        *,
-        dense: bool = False,
-    ) -> int:
-        """Read the batches of the file and cut what is not intact; returns the number of bytes cut.
+    def recover(self, following_offset: int | None, *, sparse: bool) -> None:
+        """Take over the file: what the saved index covers by the index, the rest by reading and checking it.
 
-        Structure is checked everywhere, the CRC from position `verify_from` on. `on_batch` sees each intact batch.
-        `dense` also cuts where an offset is missing: that cannot be in a segment that was never compacted, and the
-        offset itself is not covered by the CRC.
+        `following_offset` is where the next segment begins, None for the last one: only that may have a torn end,
+        which is cut. Damage in a closed segment is kept, told and remembered. `sparse` says that offsets may be
+        missing because the segment was compacted.
         """
         file_bytes = os.fstat(self.fd).st_size
-        self.size_bytes, self.next_offset, self.max_timestamp_ms = 0, self.base_offset, -1
-        for column in (self._offsets, self._positions, self._max_timestamps):
-            del column[:]
-        if file_bytes:
+        if not self._load_index(file_bytes) and file_bytes and following_offset is not None:
+            COUNTERS.rebuilt_indexes += 1
+        self.flushed_bytes = self.indexed_bytes = self.size_bytes
+        sparse = sparse or self.cleaned_ms >= 0
+        if file_bytes > self.size_bytes:
             with mmap.mmap(self.fd, file_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-                self._scan(view, verify_from, on_batch, dense)
-        cut = file_bytes - self.size_bytes
-        if cut:
-            os.ftruncate(self.fd, self.size_bytes)
+                self._check_rest(mapped, view, sparse, is_last=following_offset is None)
+        if file_bytes > self.size_bytes:
+            cut = file_bytes - self.size_bytes
+            disk.truncate(self.fd, self.size_bytes)
+            COUNTERS.cut_bytes += cut
             logger.warning("%s: cut %d torn bytes at position %d", self.path, cut, self.size_bytes)
-        self.flushed_bytes = min(verify_from, self.size_bytes)
-        return cut
+        if following_offset is not None and self.next_offset < following_offset and not sparse:
+            self._note_damage(Damage(self.next_offset, following_offset, self.size_bytes))
+            self.next_offset = following_offset
+        if self.first_append_ms < 0 and self.size_bytes:
+            self.first_append_ms = self._guess_first_append()
 
-    def _scan(
-        self,
-        view: memoryview,
-        verify_from: int,
-        on_batch: Callable[[BatchHeader, memoryview], None] | None,
-        dense: bool,
-    ) -> None:
-        at = 0
-        while at + HEADER_BYTES <= len(view):
-            header = read_header(view, at)
-            end = at + header.size_bytes
-            if header.magic != 2 or header.size_bytes < HEADER_BYTES or end > len(view):
+    def _check_rest(self, mapped: mmap.mmap, view: memoryview, sparse: bool, *, is_last: bool) -> None:
+        own_entry = False
+        while True:
+            for header, _ in intact_batches(view, self.size_bytes, self.next_offset, dense=not sparse):
+                self._take(header, own_entry=own_entry)
+                own_entry = False
+            if self.size_bytes == len(view):
                 return
-            if header.base_offset < self.next_offset or header.last_offset_delta < 0:
+            found = find_intact(mapped, view, self.size_bytes, self.next_offset)
+            if found is None:
                 return
-            if dense and header.base_offset != self.next_offset:
+            header, position = found
+            if is_last:
+                aside = set_aside(self.path, view, self.size_bytes)
+                COUNTERS.damaged_batches += 1
+                logger.error(
+                    "%s: damaged at position %d, and intact batches follow from offset %d. The log ends before the "
+                    "damage now, at offset %d; what was behind it is in %s",
+                    self.path,
+                    self.size_bytes,
+                    header.base_offset,
+                    self.next_offset,
+                    aside,
+                )
                 return
-            with view[at:end] as batch:
-                if at >= verify_from:
-                    with batch[CRC_FROM:] as covered:
-                        if crc32c(covered) != header.crc:
-                            return
-                self._take(header)
-                if on_batch is not None:
-                    on_batch(header, batch)
-            at = end
+            self._note_damage(Damage(self.next_offset, header.base_offset, self.size_bytes))
+            self.size_bytes, self.next_offset, own_entry = position, header.base_offset, True
 
-    def save_index(self) -> None:
-        """Write the index beside the (flushed) file, so that the next start need not scan it."""
-        head = {
-            "format": _INDEX_FORMAT,
-            "size_bytes": self.size_bytes,
-            "next_offset": self.next_offset,
-            "max_timestamp_ms": self.max_timestamp_ms,
-            "first_append_ms": self.first_append_ms,
-            "entries": len(self._offsets),
-            "cleaned": self.cleaned,
-        }
-        columns = b"".join(column.tobytes() for column in (self._offsets, self._positions, self._max_timestamps))
-        payload = json.dumps(head).encode() + b"\n" + columns
-        write_atomically(self.path.with_suffix(".index"), struct.pack(">I", crc32c(payload)) + payload)
+    def _note_damage(self, damage: Damage) -> None:
+        COUNTERS.damaged_batches += 1
+        self.damaged.append(damage)
+        logger.error(
+            "%s: damaged at position %d, offsets %d to %d cannot be read; consumers that reach them get an error",
+            self.path,
+            damage.position,
+            damage.first_offset,
+            damage.next_offset - 1,
+        )
 
-    def load_index(self) -> bool:
+    def _guess_first_append(self) -> int:
+        written_ms = int(self.path.stat().st_mtime * 1000)
+        first_ms = self._index.newest[0] if self._index.newest else -1
+        return first_ms if 0 <= first_ms <= written_ms else written_ms
+
+    # Index file
+
+    def encode_index(self) -> bytes:
+        """The index of everything appended so far; to be saved when that is flushed."""
+        return self._index.encode(
+            SegmentFacts(
+                self.size_bytes,
+                self.next_offset,
+                self.max_timestamp_ms,
+                self.first_append_ms,
+                self.cleaned_ms,
+                self.removable,
+                self.damaged,
+            )
+        )
+
+    def save_index(self, encoded: bytes, size_bytes: int) -> None:
+        """Write what encode_index() returned when the segment had `size_bytes`. Raises OSError; safe in a thread.
+
+        Not forced to disk: a torn one is noticed by its checksum, and a start without it only takes longer.
+        """
+        with self._flushing:
+            if not self.deleted:
+                disk.write_whole(self.path.with_suffix(".index"), encoded, durable=False)
+                self.indexed_bytes = size_bytes
+
+    def _load_index(self, file_bytes: int) -> bool:
         """Take the index from beside the file; False when there is none that fits the file."""
+        path = self.path.with_suffix(".index")
         try:
-            data = self.path.with_suffix(".index").read_bytes()
+            decoded = SparseIndex.decode(path.read_bytes())
         except FileNotFoundError:
             return False
-        payload = data[4:]
-        if len(data) < 5 or struct.unpack_from(">I", data)[0] != crc32c(payload):
+        if decoded is not None and decoded[1].size_bytes <= file_bytes:
+            index, facts = decoded
+            self._index = index
+            for name in SegmentFacts.__slots__:
+                setattr(self, name, getattr(facts, name))
+            if self._index_fits():
+                return True
+        logger.warning("%s: does not fit its segment, made again from the data", path)
+        self._index = SparseIndex()
+        SegmentFacts.__init__(self, next_offset=self.base_offset)
+        return False
+
+    def _index_fits(self) -> bool:
+        """Whether the batches from the last entry on are where the index says, and end where it ends."""
+        if not self._index.positions:
+            return self.size_bytes == 0
+        at, expected = self._index.positions[-1], self._index.offsets[-1]
+        stop = min((damage.position for damage in self.damaged if damage.position >= at), default=self.size_bytes)
+        try:
+            for header, position in self.batches(at, stop):
+                if header.base_offset < expected or (
+                    at == self._index.positions[-1] and header.base_offset != expected
+                ):
+                    return False
+                at, expected = position + header.size_bytes, header.last_offset + 1
+        except CorruptBatch:
             return False
-        first_line, _, columns = payload.partition(b"\n")
-        head = json.loads(first_line)
-        if head["format"] != _INDEX_FORMAT or head["size_bytes"] != os.fstat(self.fd).st_size:
-            return False
-        self.size_bytes = self.flushed_bytes = head["size_bytes"]
-        self.next_offset, self.max_timestamp_ms = head["next_offset"], head["max_timestamp_ms"]
-        self.first_append_ms, self.cleaned = head["first_append_ms"], head["cleaned"]
-        width = head["entries"] * 8
-        for number, column in enumerate((self._offsets, self._positions, self._max_timestamps)):
-            column.frombytes(columns[number * width : (number + 1) * width])
-        return True
+        return at == stop and expected <= self.next_offset

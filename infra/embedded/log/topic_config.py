@@ -55,6 +55,7 @@ _CHECKS: dict[str, tuple[str, Callable[[str], None]]] = {
     "delete.retention.ms": (str(_DAY_MS), _whole(0)),
     "min.cleanable.dirty.ratio": ("0.5", _ratio),
     "min.compaction.lag.ms": ("0", _whole(0)),
+    "max.compaction.lag.ms": (str(_FOREVER), _whole(1)),
     # accepted at the value that describes what the broker does anyway
     "compression.type": ("producer", _only("producer")),
     "message.timestamp.type": ("CreateTime", _only("CreateTime")),
@@ -68,7 +69,6 @@ _CHECKS: dict[str, tuple[str, Callable[[str], None]]] = {
     "follower.replication.throttled.replicas": ("", _anything),
     "index.interval.bytes": ("16384", _whole(0)),
     "leader.replication.throttled.replicas": ("", _anything),
-    "max.compaction.lag.ms": (str(_FOREVER), _whole(1)),
     "message.downconversion.enable": ("true", _only("true", "false")),
     "message.format.version": ("3.0-IV1", _anything),
     "message.timestamp.after.max.ms": (str(_FOREVER), _whole(0)),
@@ -107,6 +107,7 @@ class TopicConfig:
     delete_retention_ms: int
     min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
     compact: bool
     delete: bool
 
@@ -124,6 +125,7 @@ class TopicConfig:
             delete_retention_ms=int(values["delete.retention.ms"]),
             min_cleanable_dirty_ratio=float(values["min.cleanable.dirty.ratio"]),
             min_compaction_lag_ms=int(values["min.compaction.lag.ms"]),
+            max_compaction_lag_ms=int(values["max.compaction.lag.ms"]),
             compact="compact" in policies,
             delete="delete" in policies,
         )

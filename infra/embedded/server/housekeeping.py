@@ -7,7 +7,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from agl_stream.infra.embedded.log.cleaner import apply_retention, compact
+from agl_stream.infra.embedded.log.cleaner import compact
+from agl_stream.infra.embedded.log.retention import apply_retention
 
 if TYPE_CHECKING:
     from agl_stream.infra.embedded.server.node import Node

@@ -1,0 +1,91 @@
+"""Reading a segment's file from front to back, trusting nothing."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+from crc32c import crc32c
+
+from agl_stream.infra.embedded import disk
+from agl_stream.infra.embedded.log.batch import CRC_FROM, HEADER_BYTES, BatchHeader, read_header
+from agl_stream.infra.embedded.log.index import Damage
+
+_MAGIC = b"\0\0\0\0\2"
+"""Leader epoch 0 and magic 2: bytes 12 to 16 of every batch that this broker stores."""
+_MAGIC_AT = 12
+_PLAUSIBLE_GAP = 2**31
+
+
+def intact_batches(view: memoryview, at: int, next_offset: int, *, dense: bool) -> Iterator[tuple[BatchHeader, int]]:
+    """(header, position) of the batches from `at` on, up to the first that is torn or damaged.
+
+    `dense`: no offset is missing. That is so unless the segment was compacted, and it has to be checked because the
+    offset is not covered by the CRC.
+    """
+    while True:
+        header = intact_batch(view, at, next_offset)
+        if header is None or (dense and header.base_offset != next_offset):
+            return
+        yield header, at
+        next_offset = header.last_offset + 1
+        at += header.size_bytes
+
+
+def intact_batch(view: memoryview, at: int, least_offset: int) -> BatchHeader | None:
+    """The batch at `at`, None unless every byte of it is there and its checksum is right."""
+    if at + HEADER_BYTES > len(view):
+        return None
+    header = read_header(view, at)
+    end = at + header.size_bytes
+    if header.magic != 2 or header.size_bytes < HEADER_BYTES or end > len(view):
+        return None
+    if header.base_offset < least_offset or header.last_offset_delta < 0:
+        return None
+    with view[at + CRC_FROM : end] as covered:
+        return header if crc32c(covered) == header.crc else None
+
+
+def find_intact(mapped: mmap.mmap, view: memoryview, at: int, least_offset: int) -> tuple[BatchHeader, int] | None:
+    """The first intact batch behind damage at `at`, None when only a torn end is there."""
+    while True:
+        hit = mapped.find(_MAGIC, at + _MAGIC_AT)
+        if hit < 0:
+            return None
+        at = hit - _MAGIC_AT
+        header = intact_batch(view, at, least_offset)
+        if header is not None and header.base_offset - least_offset < _PLAUSIBLE_GAP:
+            return header, at
+        at += 1
+
+
+def find_damage(path: Path, size_bytes: int, base_offset: int, next_offset: int) -> list[Damage]:
+    """Check every batch of a closed segment; returns the stretches that hold none. Blocks; safe in a thread."""
+    found: list[Damage] = []
+    expected = base_offset
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), size_bytes, prot=mmap.PROT_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        at = 0
+        while at < size_bytes:
+            for header, position in intact_batches(view, at, expected, dense=False):
+                at, expected = position + header.size_bytes, header.last_offset + 1
+            if at >= size_bytes:
+                break
+            follower = find_intact(mapped, view, at + 1, expected)
+            if follower is None:
+                found.append(Damage(expected, next_offset, at))
+                break
+            found.append(Damage(expected, follower[0].base_offset, at))
+            at, expected = follower[1], follower[0].base_offset
+    return found
+
+
+def set_aside(path: Path, view: memoryview, position: int) -> Path:
+    """Copy what lies behind `position` beside the file before it is cut, for a person to look at."""
+    aside = path.with_name(f"{path.stem}-{position}.damaged")
+    disk.write_whole(aside, bytes(view[position:]))
+    return aside
