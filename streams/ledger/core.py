@@ -37,7 +37,8 @@ class Place(NamedTuple):
 
 def place_of(status: str, reason_code: str | None, settlements: Iterable[Settlement]) -> Place:
     """The one place of a rollout in the account."""
-    told = sorted(settlements, key=lambda settlement: settlement.step)
+    # learners count their steps apart: at the same step their names decide, so that the order of reading does not
+    told = sorted(settlements, key=lambda settlement: (settlement.step, settlement.learner_id))
     if any(settlement.outcome == "trained" for settlement in told):
         return Place("trained")
     for settlement in reversed(told):

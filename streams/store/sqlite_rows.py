@@ -46,9 +46,9 @@ _call_values = itemgetter(*CALL_FIELDS)
 
 REJECT_FIELDS = _names(
     "source_topic source_partition source_offset source_key reason_code detail rollout_id attempt_id rejected_by "
-    "event_id occurred_at_us payload payload_length"
+    "event_id occurred_at_us payload payload_length producer"
 )
-_reject_values = itemgetter(*REJECT_FIELDS)
+_reject_values = itemgetter(*REJECT_FIELDS[:-1])
 
 
 def insert(table: str, columns: Sequence[str], on_conflict: str) -> str:
@@ -149,11 +149,13 @@ def reject_row(event: Event) -> Row:
         key = event["event_id"]
     else:
         key = f"{event['source_topic']}/{event['source_partition']}/{event['source_offset']}/{event['reason_code']}"
-    return (key, *_reject_values(event))
+    return (key, *_reject_values(event), to_json(event["producer"]))
 
 
 def reject_event(row: Sequence[Any]) -> Event:
-    return dict(zip(REJECT_FIELDS, row, strict=True))
+    event: Event = dict(zip(REJECT_FIELDS, row, strict=True))
+    event["producer"] = orjson.loads(event["producer"])
+    return event
 
 
 def to_json(value: Any) -> str:
