@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from agl_stream.errors import EngineUnreachable, SettingError
+from agl_stream.errors import EngineUnreachable
 from agl_stream.settings import Settings
+from agl_stream.streams.store.address import is_cassandra, sqlite_path
 from agl_stream.streams.store.port import (
     Condition,
     Page,
@@ -31,13 +31,21 @@ __all__ = [
 
 
 def open_store(settings: Settings, *, read_only: bool = True) -> StateStore:
-    """The state store of the settings. Read-only, nothing is created: a store that is not there yet is empty.
+    """The state store of the settings. Read-only, nothing is created: an embedded store that is not there yet is empty.
 
-    Raises SettingError for a ``store_url`` that is neither empty nor sqlite:///path.
+    Raises SettingError for a ``store_url`` that is neither empty nor sqlite:///path nor cassandra://..., or of a store
+    that is not of this version's layout (``agl-stream store apply`` makes a Cassandra keyspace so); EngineUnreachable
+    when the database does not answer.
     """
+    if is_cassandra(settings):
+        from agl_stream.streams.store.cassandra.address import parse_address
+        from agl_stream.streams.store.cassandra.store import CassandraStore
+
+        address = parse_address(settings.store_url, copies=settings.replication_factor)
+        return CassandraStore(settings, address, read_only=read_only)
     from agl_stream.streams.store.sqlite import SqliteStore
 
-    return SqliteStore(_sqlite_path(settings), namespace=settings.namespace, read_only=read_only)
+    return SqliteStore(sqlite_path(settings), namespace=settings.namespace, read_only=read_only)
 
 
 def wait_applied(store: StateReader, topic: str, partition: int, offset: int, *, timeout_seconds: float = 10.0) -> None:
@@ -55,12 +63,3 @@ def wait_applied(store: StateReader, topic: str, partition: int, offset: int, *,
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.05)
-
-
-def _sqlite_path(settings: Settings) -> Path:
-    url = settings.store_url
-    if not url:
-        return settings.folder / "state.db"
-    if url.startswith("sqlite:///"):
-        return Path(url.removeprefix("sqlite:///"))
-    raise SettingError(f"AGL_STREAM_STORE_URL={url!r} is not known; leave it empty or give sqlite:///PATH")

@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from agl_stream.errors import EngineUnreachable, FolderNotWritable, SettingError
+from agl_stream.streams.store.change import Change
 
 _BUSY_SECONDS = 30.0
 _PRAGMAS = (
@@ -166,6 +167,25 @@ class Connections:
 
 class _Connection(sqlite3.Connection):
     """A connection that can be held weakly."""
+
+
+def plan_layout(path: Path) -> list[Change]:
+    """What a writer does with the file at ``path`` as it opens it."""
+    newest = max(number for number, _ in _migrations())
+    if not path.exists():
+        return [Change("create", str(path), f"layout {newest}")]
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+    try:
+        found = _version(connection)
+    except sqlite3.DatabaseError as error:
+        return [Change("refuse", str(path), f"damaged or no state store ({error}); move it away")]
+    finally:
+        connection.close()
+    if found > newest:
+        return [Change("refuse", str(path), f"layout {found}, this version of agl-stream knows up to {newest}")]
+    if found < newest:
+        return [Change("migrate", str(path), f"from layout {found} to {newest}")]
+    return [Change("keep", str(path), f"layout {found}")]
 
 
 def _migrations() -> list[tuple[int, str]]:

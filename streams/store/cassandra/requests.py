@@ -1,0 +1,138 @@
+"""Many requests at once, never more than a set number: the back-pressure between a materialiser and the database."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from agl_stream.streams.store.cassandra.connection import Connection, explain
+
+try:
+    from cassandra.query import BatchStatement, BatchType
+except ImportError:  # told by connection.py, which is imported first
+    raise
+
+if TYPE_CHECKING:
+    from cassandra.cluster import ResponseFuture
+
+WRITES_AT_ONCE = 48
+READS_AT_ONCE = 32
+BATCH_ROWS = 100
+BATCH_BYTES = 200_000
+PAGE_ROWS = 1000
+
+Partition = tuple[Any, ...]
+
+
+class Writes:
+    """Rows to write, gathered by partition: rows of one partition travel together, those of different ones never do
+    (a batch over partitions makes one node work for all the others)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, Partition], list[tuple[Any, ...]]] = {}
+
+    def add(self, statement: str, keys: int, row: tuple[Any, ...]) -> None:
+        """``keys``: how many of the row's leading values are its partition key. The last value is the timestamp."""
+        self._rows.setdefault((statement, row[:keys]), []).append(row)
+
+    def extend(self, statement: str, partition: Partition, rows: list[tuple[Any, ...]]) -> None:
+        """Rows that are known to be of one partition."""
+        self._rows.setdefault((statement, partition), []).extend(rows)
+
+    def carry_out(self, connection: Connection) -> None:
+        """Write everything; returns when every row is acknowledged. Raises the first error once nothing is under way
+        any more; what was written until then stays, and writing it again changes nothing."""
+        flight = _Flight(connection)
+        try:
+            for (statement, _), rows in self._rows.items():
+                prepared = connection.prepared(statement)
+                for chunk in _chunks(rows):
+                    if len(chunk) == 1:
+                        flight.send(prepared, chunk[0])
+                    else:
+                        batch = BatchStatement(BatchType.UNLOGGED)
+                        batch.is_idempotent = True
+                        for row in chunk:
+                            batch.add(prepared, row)
+                        flight.send(batch, None)
+        finally:
+            flight.land()
+        flight.check()
+
+
+class _Flight:
+    """Requests under way; answers arrive on the driver's thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._session = connection.session
+        self._room = threading.BoundedSemaphore(WRITES_AT_ONCE)
+        self._error: BaseException | None = None
+
+    def send(self, statement: Any, values: Any) -> None:
+        """Waits for room; sends nothing more once something has failed."""
+        self._room.acquire()
+        if self._error is not None:
+            self._room.release()
+            return
+        try:
+            with self._connection.explained():
+                future = self._session.execute_async(statement, values)
+        except BaseException:
+            self._room.release()
+            raise
+        future.add_callbacks(self._done, self._failed)
+
+    def land(self) -> None:
+        """Waits until nothing is under way."""
+        for _ in range(WRITES_AT_ONCE):
+            self._room.acquire()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise explain(self._connection.address, self._error) from self._error
+
+    def _done(self, _: Any) -> None:
+        self._room.release()
+
+    def _failed(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._room.release()
+
+
+def read_all(connection: Connection, asked: Iterable[tuple[str, tuple[Any, ...]]]) -> Iterator[Iterator[Any]]:
+    """The rows of each question, in the order of the questions; pages are fetched as they are used."""
+    session = connection.session
+    under_way: deque[ResponseFuture] = deque()
+    with connection.explained():
+        for statement, values in asked:
+            bound = connection.prepared(statement).bind(values)
+            bound.fetch_size = PAGE_ROWS
+            under_way.append(session.execute_async(bound))
+            if len(under_way) >= READS_AT_ONCE:
+                yield iter(under_way.popleft().result())
+        while under_way:
+            yield iter(under_way.popleft().result())
+
+
+def read(connection: Connection, statement: str, *values: Any) -> list[Any]:
+    """The rows of one question."""
+    return [row for rows in read_all(connection, [(statement, values)]) for row in rows]
+
+
+def _chunks(rows: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    chunk: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        # what makes a row large is the cell before its timestamp
+        content = row[-2]
+        length = len(content) if isinstance(content, bytes) else 40
+        if chunk and (len(chunk) == BATCH_ROWS or size + length > BATCH_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += length
+    if chunk:
+        yield chunk
