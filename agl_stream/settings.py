@@ -49,6 +49,9 @@ class Settings:
     """An immutable set of values; ``load`` makes one, ``dataclasses.replace`` varies one."""
 
     # where things are
+    engines_dir: str = _setting(
+        "", "Where jars of real engines are kept; empty: agl-stream/engines in the user's cache folder."
+    )
     dir: str = _setting(DEFAULT_FOLDER, "Data folder. Default: .agl-stream here or in the nearest parent that has one.")
     bootstrap_servers: str = _setting("127.0.0.1:9092", "Kafka bootstrap servers, host:port[,host:port].")
     registry_url: str = _setting("http://127.0.0.1:8081", "Confluent-compatible schema registry.")

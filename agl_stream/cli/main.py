@@ -35,6 +35,7 @@ VERBS: dict[str, dict[str, str]] = {
         "doctor": "Check settings, engines, folder and versions.",
     },
     "Single processes": {
+        "engines": "Fetch, start and stop Kafka, Cassandra and others here.",
         "broker": "Run the embedded Kafka-protocol broker.",
         "registry": "Run the embedded schema registry.",
         "streams": "Run lifecycle, watchdog, span sink and joiner.",
@@ -45,6 +46,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Set up and measure": {
         "topics": "Compare the cluster's topics with the catalogue, or make them match.",
         "schemas": "Check and register the event schemas.",
+        "store": "Show or make the layout of the state store.",
         "connect": "Write rollouts and spans to a database or files through Kafka Connect.",
         "bench": "Measure spans/s, rollouts/s or the broker on this machine.",
         "version": "Print versions.",

@@ -8,7 +8,7 @@ from agl_stream.supervise.child import ProcessSpec
 from agl_stream.supervise.ports import claim_port, free_ports
 from agl_stream.supervise.restart_policy import RestartPolicy
 from agl_stream.supervise.supervisor import ProcessFailed, Supervisor
-from agl_stream.supervise.usage import ProcessUsage, pss_bytes
+from agl_stream.supervise.usage import ProcessUsage, pss_bytes, rss_bytes
 
 __all__ = [
     "ProcessFailed",
@@ -19,4 +19,5 @@ __all__ = [
     "claim_port",
     "free_ports",
     "pss_bytes",
+    "rss_bytes",
 ]

@@ -35,6 +35,15 @@ def of_living(pid: int) -> ProcessUsage:
     return ProcessUsage(ticks / os.sysconf("SC_CLK_TCK"), peak_kib * 1024)
 
 
+def rss_bytes(pid: int) -> int:
+    """Resident size now; 0 when the process is gone or there is no /proc."""
+    try:
+        status = (_PROC / str(pid) / "status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")), 0)
+
+
 def pss_bytes(pid: int) -> int:
     """Proportional set size now: shared pages are divided among their users, so that a sum over
     processes is what they take together. 0 when the process is gone or there is no /proc."""

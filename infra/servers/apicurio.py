@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.infra.servers.components import APICURIO
-from agl_stream.infra.servers.engine import HOST, Engine
+from agl_stream.infra.servers.engine import HOST, Engine, keep_port
 from agl_stream.infra.servers.home import EnginesHome
 from agl_stream.infra.servers.jvm import java_command
 from agl_stream.infra.servers.probe import answers_http
@@ -23,11 +23,14 @@ class Apicurio(Engine):
         heap_mb: int = 192,
         conf: Mapping[str, object] | None = None,
         port: int | None = None,
+        prefer_port: int | None = None,
         home: EnginesHome | None = None,
     ) -> None:
         super().__init__(folder)
-        files = (home or EnginesHome.default()).fetch(APICURIO)
-        self.port = self.keep_ports("http", wanted={"http": port} if port else None)["http"]
+        home = home or EnginesHome.default()
+        files = home.fetch(APICURIO)
+        self.version = home.version(APICURIO, "apicurio-registry-app").removesuffix(".Final")
+        self.port = keep_port(self, "http", port, prefer_port)
         properties = {"quarkus.http.host": HOST, "quarkus.http.port": self.port, **(conf or {})}
         (runner,) = files.glob("apicurio-registry-app-*-runner.jar")
         command = java_command(
@@ -55,3 +58,7 @@ class Apicurio(Engine):
     @property
     def address(self) -> str:
         return self.ccompat_url
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"registry_url": self.ccompat_url}

@@ -15,6 +15,9 @@ from agl_stream.infra.servers.jvm import class_path, java_command
 from agl_stream.infra.servers.probe import answers_cql, takes_connections
 from agl_stream.infra.servers.process import ServerProcess
 
+KEYSPACE = "agl"
+"""The keyspace that agl-stream is told to use."""
+
 _READY_LINE = "Startup complete"
 
 # Doors into the JDK that Cassandra 5.0 goes through; without them it fails at start.
@@ -50,7 +53,7 @@ _IMPATIENT = (
 
 
 class Cassandra(Engine):
-    """`nodes` servers of one cluster. `conf` overrides or adds settings of cassandra.yaml, on every node.
+    """`nodes` servers of one cluster (as before, or one). `conf` overrides or adds settings of every cassandra.yaml.
 
     All nodes share the native port and differ in their address, as drivers expect of a cluster.
     """
@@ -59,19 +62,28 @@ class Cassandra(Engine):
         self,
         folder: Path,
         *,
-        nodes: int = 1,
+        nodes: int | None = None,
         heap_mb: int | None = None,
         conf: Mapping[str, Any] | None = None,
         port: int | None = None,
+        prefer_port: int | None = None,
         home: EnginesHome | None = None,
     ) -> None:
         super().__init__(folder)
-        self._jars = (home or EnginesHome.default()).fetch(CASSANDRA)
-        ports = self.keep_ports("native", "storage", wanted={"native": port} if port else None)
+        home = home or EnginesHome.default()
+        self._jars = home.fetch(CASSANDRA)
+        self.version = home.version(CASSANDRA, "cassandra-all")
+        ports = self.keep_ports(
+            "native",
+            "storage",
+            wanted={"native": port} if port else None,
+            preferred={"native": prefer_port} if prefer_port else None,
+        )
         self.port, self._storage_port = ports["native"], ports["storage"]
-        self.hosts = [f"127.0.0.{number}" for number in range(1, nodes + 1)]
+        count = self.keep_count(nodes)
+        self.hosts = [f"127.0.0.{number}" for number in range(1, count + 1)]
         self._conf = dict(conf or {})
-        heap_mb = heap_mb or (512 if nodes == 1 else 256)
+        heap_mb = heap_mb or (512 if count == 1 else 256)
         self.nodes = [self._node(number, host, heap_mb) for number, host in enumerate(self.hosts, 1)]
 
     @property
@@ -82,21 +94,25 @@ class Cassandra(Engine):
     def address(self) -> str:
         return self.contact_points
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"store_url": f"cassandra://{self.contact_points}/{KEYSPACE}"}
+
     def spawn(self) -> None:
         """The first node is the seed of the others: they start side by side once it serves."""
         for number, host in enumerate(self.hosts, 1):
             folder = self.folder / f"node-{number}"
             folder.mkdir(exist_ok=True)
             # JSON is YAML.
-            (folder / "cassandra.yaml").write_text(json.dumps(self.settings(number, host), indent=1) + "\n")
+            (folder / "cassandra.yaml").write_text(json.dumps(self.yaml(number, host), indent=1) + "\n")
         seed, *others = self.nodes
         seed.start()
         if others:
-            seed.wait_ready()
+            seed.wait_ready(self.cancelled)
         for node in others:
             node.start()
 
-    def settings(self, number: int, host: str) -> dict[str, Any]:
+    def yaml(self, number: int, host: str) -> dict[str, Any]:
         """What cassandra.yaml of node `number` says."""
         data = self.folder / f"node-{number}" / "data"
         memtable_mb = 64 if len(self.hosts) == 1 else 32

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.infra.servers.components import CONNECT_PLUGINS, KAFKA
-from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, Engine, read_properties, write_properties
+from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, Engine, keep_port, read_properties, write_properties
 from agl_stream.infra.servers.home import EnginesHome
 from agl_stream.infra.servers.jvm import class_path, java_command
 from agl_stream.infra.servers.probe import answers_http
@@ -31,12 +31,14 @@ class Connect(Engine):
         conf: Mapping[str, object] | None = None,
         plugin_folders: tuple[Path, ...] = (),
         port: int | None = None,
+        prefer_port: int | None = None,
         home: EnginesHome | None = None,
     ) -> None:
         super().__init__(folder)
         home = home or EnginesHome.default()
         jars, plugins = home.fetch(KAFKA), home.fetch(CONNECT_PLUGINS)
-        self.port = self.keep_ports("rest", wanted={"rest": port} if port else None)["rest"]
+        self.version = home.version(KAFKA, "connect-runtime")
+        self.port = keep_port(self, "rest", port, prefer_port)
         self._properties = {
             **read_properties(CONFIG_FOLDER / "connect.properties"),
             "bootstrap.servers": bootstrap_servers,
@@ -68,6 +70,10 @@ class Connect(Engine):
     @property
     def address(self) -> str:
         return self.url
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"connect_url": self.url}
 
     def spawn(self) -> None:
         write_properties(self._properties_path, self._properties)

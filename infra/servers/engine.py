@@ -6,12 +6,13 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agl_stream.errors import PortInUse
+from agl_stream.errors import PortInUse, UsageError
 from agl_stream.infra.servers.process import ServerProcess
 from agl_stream.supervise import free_ports
 from agl_stream.supervise.ports import is_free
@@ -20,6 +21,7 @@ HOST = "127.0.0.1"
 CONFIG_FOLDER = Path(__file__).parent / "config"
 
 _PORTS_FILE = "ports.json"
+_COUNT_FILE = "nodes"
 
 
 class Engine:
@@ -29,18 +31,26 @@ class Engine:
     """
 
     nodes: list[ServerProcess]
+    version: str
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.cancelled = threading.Event()
+        """Set from another thread, it makes `start` give up with Cancelled."""
 
     @property
     def address(self) -> str:
         """What a client is told."""
         raise NotImplementedError
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of agl-stream that make it use this engine."""
+        return {}
+
     def start(self) -> None:
-        """Start all nodes and wait until each is ready. Raises ServerFailed, PortInUse, ToolMissing."""
+        """Start all nodes and wait until each is ready. Raises ServerFailed, ToolMissing, Cancelled."""
         try:
             self.spawn()
             self.wait_ready()
@@ -56,7 +66,7 @@ class Engine:
     def wait_ready(self) -> None:
         """Wait until all nodes serve."""
         for node in self.nodes:
-            node.wait_ready()
+            node.wait_ready(self.cancelled)
 
     def stop(self) -> None:
         """End all nodes in order, side by side."""
@@ -83,8 +93,27 @@ class Engine:
     ) -> None:
         self.stop()
 
-    def keep_ports(self, *names: str, wanted: Mapping[str, int] | None = None) -> dict[str, int]:
-        """A port for each name: the kept one of an earlier start, else the wanted one, else a free one.
+    def keep_count(self, wanted: int | None) -> int:
+        """How many nodes: as many as the folder's data is of, else the wanted number, else one.
+
+        Raises UsageError when data of another number of nodes is there.
+        """
+        place = self.folder / _COUNT_FILE
+        kept = int(place.read_text()) if place.exists() else None
+        if wanted is not None and kept is not None and wanted != kept:
+            raise UsageError(
+                f"{self.folder} holds the data of {kept} node(s), not of {wanted}: start it with {kept}, "
+                "or remove the folder to begin anew"
+            )
+        count = wanted or kept or 1
+        place.write_text(f"{count}\n")
+        return count
+
+    def keep_ports(
+        self, *names: str, wanted: Mapping[str, int] | None = None, preferred: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
+        """A port for each name: the wanted one, else the one kept from an earlier start, else the preferred one if it
+        is free, else a free one.
 
         Raises PortInUse when a kept or wanted port is taken by somebody else.
         """
@@ -97,12 +126,23 @@ class Engine:
                     f"port {port} ({name} of {self.folder.name}) is in use: end what listens there, "
                     f"or remove {place} to have other ports"
                 )
+        for name, port in (preferred or {}).items():
+            if name not in ports and port not in ports.values() and is_free(port):
+                ports[name] = port
         missing = [name for name in names if name not in ports]
         ports |= (
             dict(zip(missing, free_ports(len(missing), without=set(ports.values())), strict=True)) if missing else {}
         )
         place.write_text(json.dumps(ports) + "\n")
         return ports
+
+
+def keep_port(engine: Engine, name: str, wanted: int | None, preferred: int | None) -> int:
+    """`Engine.keep_ports` for the one port of an engine of one server."""
+    ports = engine.keep_ports(
+        name, wanted={name: wanted} if wanted else None, preferred={name: preferred} if preferred else None
+    )
+    return ports[name]
 
 
 def read_properties(path: Path) -> dict[str, str]:

@@ -50,9 +50,9 @@ class EnginesHome:
         self.path = path.expanduser().absolute()
 
     @classmethod
-    def default(cls) -> EnginesHome:
-        """AGL_STREAM_ENGINES_DIR, else the user's cache folder."""
-        given = os.environ.get("AGL_STREAM_ENGINES_DIR")
+    def default(cls, given: str = "") -> EnginesHome:
+        """`given`, else AGL_STREAM_ENGINES_DIR, else the user's cache folder."""
+        given = given or os.environ.get("AGL_STREAM_ENGINES_DIR", "")
         if given:
             return cls(Path(given))
         # The specification of XDG_CACHE_HOME has relative paths ignored.
@@ -72,6 +72,11 @@ class EnginesHome:
         except (OSError, ValueError, KeyError, AttributeError):
             return None
         return manifest if whole else None
+
+    def version(self, component: Component, artifact: str) -> str:
+        """Version of a fetched artifact."""
+        manifest = self.manifest(component)
+        return manifest["versions"].get(artifact, "") if manifest else ""
 
     def fetch(self, component: Component, notify: Callable[[str], None] = lambda line: None) -> Path:
         """Folder of `component`, built now unless it is there and whole.

@@ -22,31 +22,36 @@ _READY_LINE = "Kafka Server started"
 
 
 class Kafka(Engine):
-    """`nodes` combined controllers and brokers. With three: replication factor 3, min.insync.replicas 2.
+    """`nodes` combined controllers and brokers (as before, or one). Three: replication factor 3, min.insync.replicas 2.
 
     `conf` overrides or adds server properties of every node; "{port}" in a value becomes the node's client port and
-    "{controller_port}" its controller port. `port`: client port of the first node.
+    "{controller_port}" its controller port. `port` is the client port of the first node,
+    `prefer_port` the one it gets when it is free.
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        nodes: int = 1,
+        nodes: int | None = None,
         heap_mb: int = 256,
         conf: Mapping[str, object] | None = None,
         port: int | None = None,
+        prefer_port: int | None = None,
         home: EnginesHome | None = None,
     ) -> None:
         super().__init__(folder)
-        self._jars = (home or EnginesHome.default()).fetch(KAFKA)
+        home = home or EnginesHome.default()
+        self._jars = home.fetch(KAFKA)
+        self.version = home.version(KAFKA, "kafka_2.13")
         self._classes = class_path(self._jars / "lib")
         self._conf = dict(conf or {})
-        numbers = range(1, nodes + 1)
+        numbers = range(1, self.keep_count(nodes) + 1)
         ports = self.keep_ports(
             *(f"broker-{n}" for n in numbers),
             *(f"controller-{n}" for n in numbers),
             wanted={"broker-1": port} if port else None,
+            preferred={"broker-1": prefer_port} if prefer_port else None,
         )
         self.ports = [ports[f"broker-{n}"] for n in numbers]
         self._controller_ports = [ports[f"controller-{n}"] for n in numbers]
@@ -59,6 +64,10 @@ class Kafka(Engine):
     @property
     def address(self) -> str:
         return self.bootstrap_servers
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"bootstrap_servers": self.bootstrap_servers, "replication_factor": str(min(3, len(self.ports)))}
 
     def spawn(self) -> None:
         self._format()

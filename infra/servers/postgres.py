@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.errors import FolderNotWritable
-from agl_stream.infra.servers.engine import HOST, Engine
+from agl_stream.infra.servers.engine import HOST, Engine, keep_port
 from agl_stream.infra.servers.process import ServerFailed, ServerProcess
-from agl_stream.infra.servers.tools import ToolMissing, find_tool, postgres_folder, setpriv
+from agl_stream.infra.servers.tools import ToolMissing, find_tool, postgres_folder, postgres_version, setpriv
 
 DATABASE, USER = "agl", "postgres"
 
@@ -27,10 +27,18 @@ class Postgres(Engine):
     Root runs it as the system's user postgres, because the server refuses root. `conf` are server settings.
     """
 
-    def __init__(self, folder: Path, *, conf: Mapping[str, object] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        conf: Mapping[str, object] | None = None,
+        port: int | None = None,
+        prefer_port: int | None = None,
+    ) -> None:
         super().__init__(folder)
         self._programs = postgres_folder()
-        self.port = self.keep_ports("sql", wanted={"sql": port} if port else None)["sql"]
+        self.version = postgres_version(self._programs)
+        self.port = keep_port(self, "sql", port, prefer_port)
         self._data = self.folder / "data"
         self._privileges = _as_postgres() if os.geteuid() == 0 else []
         settings = {
@@ -64,6 +72,10 @@ class Postgres(Engine):
     @property
     def address(self) -> str:
         return self.url
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"connect_jdbc_url": self.jdbc_url, "connect_jdbc_username": USER}
 
     def start(self) -> None:
         if not (self._data / "global" / "pg_control").exists():

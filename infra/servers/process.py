@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agl_stream.errors import AglStreamError
 from agl_stream.infra.servers.tools import setpriv
+from agl_stream.supervise import rss_bytes
 
 _LOOK_SECONDS = 0.05
 _TAIL_BYTES = 4096
@@ -25,6 +26,12 @@ _GUARD = '[ "$PPID" = "$1" ] || exit 1; shift; exec "$@"'
 
 class ServerFailed(AglStreamError):
     """A server ended, or was silent, before it was ready."""
+
+
+class Cancelled(AglStreamError):
+    """A start was given up because somebody no longer wants it."""
+
+    exit_code = 130
 
 
 class _Spawner:
@@ -145,8 +152,11 @@ class ServerProcess:
             except OSError as error:
                 raise ServerFailed(f"{self.name} cannot be started ({command[0]}): {error}") from None
 
-    def wait_ready(self) -> None:
-        """Block until the server serves; ServerFailed with the end of its log when it ends or takes too long."""
+    def wait_ready(self, cancelled: threading.Event | None = None) -> None:
+        """Block until the server serves.
+
+        Raises ServerFailed with the end of its log when it ends or takes too long, Cancelled when that event is set.
+        """
         deadline = self._started_at + self._ready_timeout_seconds
         while True:
             if not self.running:
@@ -156,6 +166,8 @@ class ServerProcess:
             if self._ready(self):
                 self.ready_seconds = time.monotonic() - self._started_at
                 return
+            if cancelled is not None and cancelled.is_set():
+                raise Cancelled(f"the start of {self.name} was given up")
             if time.monotonic() > deadline:
                 raise ServerFailed(
                     f"{self.name} was not ready within {self._ready_timeout_seconds:g} s" + self._last_lines()
@@ -198,11 +210,7 @@ class ServerProcess:
 
     def rss_bytes(self) -> int:
         """Resident memory; 0 when it does not run."""
-        try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:")), 0)
+        return rss_bytes(self.pid) if self.pid is not None else 0
 
     def printed_since_start(self, text: str) -> bool:
         """Whether this start has logged `text`."""

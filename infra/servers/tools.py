@@ -81,3 +81,10 @@ def postgres_folder() -> Path:
     return (
         Path(find_tool("postgres", "postgresql", "the SQL sinks of Kafka Connect write to PostgreSQL")).resolve().parent
     )
+
+
+def postgres_version(folder: Path) -> str:
+    """Version of the PostgreSQL in `folder`, as 15.12."""
+    done = subprocess.run([str(folder / "postgres"), "--version"], capture_output=True, text=True, timeout=60)
+    found = re.search(r"(\d+[\d.]*)", done.stdout)
+    return found[1] if found else ""
