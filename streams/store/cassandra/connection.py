@@ -6,6 +6,7 @@ and a child that used its parent's session would wait for ever. A child makes it
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -29,6 +30,11 @@ except ImportError as error:
 
 Session = Any
 """A cassandra.cluster.Session; the driver's types call optional what a connected session always has."""
+
+_driver_log = logging.getLogger("cassandra")
+if _driver_log.level == logging.NOTSET:
+    # it prints a trace for each node that does not answer; whoever needs the node gets an error that says so
+    _driver_log.setLevel(logging.CRITICAL)
 
 REQUEST_SECONDS = 12.0
 """How long the driver waits for an answer: longer than the server's own limits, so that it is the server that says

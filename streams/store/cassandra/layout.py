@@ -178,7 +178,7 @@ def _retention_changes(tables: dict[str, Any], settings: Settings) -> list[Chang
         wanted = wanted_retention(table, settings.store_span_days)
         found = found_retention(*tables[table]) if table in tables else wanted_retention(table, 0)
         if found != wanted:
-            kept = f"rows stay {settings.store_span_days:g} days" if wanted.seconds else "rows stay for ever"
+            kept = f"rows stay {wanted.seconds / 86_400:g} days" if wanted.seconds else "rows stay for ever"
             changes.append(Change("configure", table, kept))
     return changes
 
