@@ -47,7 +47,6 @@ VERBS: dict[str, dict[str, str]] = {
         "topics": "Compare the cluster's topics with the catalogue, or make them match.",
         "schemas": "Check and register the event schemas.",
         "store": "Show or make the layout of the state store.",
-        "store": "Show or make the layout of the state store.",
         "connect": "Write rollouts and spans to a database or files through Kafka Connect.",
         "bench": "Measure spans/s, rollouts/s or the broker on this machine.",
         "version": "Print versions.",
