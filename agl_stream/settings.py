@@ -49,9 +49,6 @@ class Settings:
     """An immutable set of values; ``load`` makes one, ``dataclasses.replace`` varies one."""
 
     # where things are
-    engines_dir: str = _setting(
-        "", "Where jars of real engines are kept; empty: agl-stream/engines in the user's cache folder."
-    )
     dir: str = _setting(DEFAULT_FOLDER, "Data folder. Default: .agl-stream here or in the nearest parent that has one.")
     bootstrap_servers: str = _setting("127.0.0.1:9092", "Kafka bootstrap servers, host:port[,host:port].")
     registry_url: str = _setting("http://127.0.0.1:8081", "Confluent-compatible schema registry.")
@@ -64,6 +61,9 @@ class Settings:
     )
     store_url: str = _setting("", "State store; empty: SQLite at <dir>/state.db. cassandra://HOST:PORT/KEYSPACE.")
     blob_root: str = _setting("", "Folder or fsspec address of claim-checked payloads; empty: <dir>/blobs.")
+    engines_dir: str = _setting(
+        "", "Where jars of real engines are kept; empty: agl-stream/engines in the user's cache folder."
+    )
     namespace: str = _setting("agl", "Prefix of topics and consumer groups.", pattern="[A-Za-z0-9._-]{1,200}")
 
     # how the connections are protected
