@@ -8,14 +8,19 @@ only say much later that it could not connect.
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agl_stream.errors import SettingError
+from agl_stream.errors import AccessRefused, EngineUnreachable, SettingError
 
 if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
     from agl_stream.schemas.registry import RegistryClient
     from agl_stream.settings import Settings
+
+_SLICE_SECONDS = 0.5
 
 
 def librdkafka(settings: Settings) -> dict[str, Any]:
@@ -39,6 +44,59 @@ def librdkafka(settings: Settings) -> dict[str, Any]:
         }
         config.update({name: value for name, value in files.items() if value})
     return config
+
+
+class Refusal:
+    """Part of an ``error_cb``: remembers that the cluster does not let this client in, which the errors of its calls
+    do not tell from a broker that is away."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._said: str | None = None
+
+    def note(self, error: KafkaError) -> None:
+        """Take an error that the client reports."""
+        if error.code() in (error._AUTHENTICATION, error._SSL):
+            self._said = error.str()
+
+    def check(self) -> None:
+        """Raise AccessRefused when the cluster has refused this client."""
+        if self._said is not None:
+            raise access_refused(self._settings, self._said)
+
+
+def first_answer(client: Any, settings: Settings, refusal: Refusal) -> Any:
+    """Metadata of the cluster that ``client``, a confluent-kafka client which reports errors to ``refusal``, reaches.
+
+    Blocks up to ``connect_timeout_seconds``; raises EngineUnreachable when no broker answers by then, AccessRefused as
+    soon as one does not let this client in.
+    """
+    from confluent_kafka import KafkaException
+
+    deadline = time.monotonic() + settings.connect_timeout_seconds
+    while True:
+        # In slices, because a Ctrl-C is only seen between calls into the client.
+        try:
+            return client.list_topics(timeout=max(0.01, min(_SLICE_SECONDS, deadline - time.monotonic())))
+        except KafkaException as error:
+            client.poll(0)
+            refusal.check()
+            if time.monotonic() >= deadline:
+                raise EngineUnreachable(
+                    f"no Kafka broker answers at {settings.bootstrap_servers} within "
+                    f"{settings.connect_timeout_seconds:g} s ({error.args[0].str()}); start one with `agl-stream up`, "
+                    "or set AGL_STREAM_BOOTSTRAP_SERVERS (--bootstrap-servers)"
+                ) from None
+
+
+def access_refused(settings: Settings, said: object) -> AccessRefused:
+    """The error to raise when Kafka does not let this client in."""
+    protocol = settings.kafka_security_protocol
+    user = f" as user {settings.kafka_username!r}" if protocol.startswith("SASL") else ""
+    return AccessRefused(
+        f"Kafka at {settings.bootstrap_servers} does not accept this client over {protocol}{user} ({said}); "
+        "check the settings AGL_STREAM_KAFKA_*"
+    )
 
 
 def aiokafka(settings: Settings) -> dict[str, Any]:

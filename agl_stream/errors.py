@@ -30,6 +30,10 @@ class EngineUnreachable(AglStreamError):
     exit_code = 3
 
 
+class AccessRefused(EngineUnreachable):
+    """An engine answers and does not let this client in: wrong credentials, or a certificate that is not trusted."""
+
+
 class PortInUse(AglStreamError):
     """A port that was asked for belongs to another process."""
 

@@ -17,8 +17,11 @@ from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
 
 
-def client_config(settings: Settings, name: str, linger_ms: float | None) -> dict[str, Any]:
-    """librdkafka's configuration: idempotent, acknowledged by all replicas, bounded, quick to find a broker again."""
+def client_config(
+    settings: Settings, name: str, linger_ms: float | None, refusal: connections.Refusal
+) -> dict[str, Any]:
+    """librdkafka's configuration: idempotent, acknowledged by all replicas, bounded, quick to find a broker again.
+    ``refusal`` hears of its errors."""
     timeout_ms = int(settings.delivery_timeout_seconds * 1000)
     return {
         **connections.librdkafka(settings),
@@ -41,11 +44,12 @@ def client_config(settings: Settings, name: str, linger_ms: float | None) -> dic
         "retry.backoff.max.ms": 1000,
         "topic.metadata.propagation.max.ms": 5000,
         "socket.keepalive.enable": True,
-        "error_cb": partial(_on_client_error, client_logger(name)),
+        "error_cb": partial(_on_client_error, client_logger(name), refusal),
     }
 
 
-def _on_client_error(logger: logging.Logger, error: KafkaError) -> None:
+def _on_client_error(logger: logging.Logger, refusal: connections.Refusal, error: KafkaError) -> None:
+    refusal.note(error)
     logger.warning("%s (%s)", error.str(), error.name())
 
 

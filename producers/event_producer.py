@@ -18,7 +18,6 @@ from agl_stream.errors import (
     AglStreamError,
     BufferFull,
     DeliveryFailed,
-    EngineUnreachable,
     RecordTooLarge,
     SettingError,
     UsageError,
@@ -61,7 +60,8 @@ class EventProducer:
         self._identity = {"name": name, "instance": instance(), "version": version()}
         self._log = client_logger(name)
         self._wire: dict[str, tuple[str, Encoder]] = {}
-        self._config = client_config(settings, name, linger_ms)
+        self._refusal = connections.Refusal(settings)
+        self._config = client_config(settings, name, linger_ms, self._refusal)
         self._client = self._connect()
         self._retired: list[Producer] = []
         self._revivals: list[float] = []
@@ -85,15 +85,9 @@ class EventProducer:
         return dict(self._identity)
 
     def check(self) -> None:
-        """Raise EngineUnreachable unless a broker answers within ``connect_timeout_seconds``."""
-        try:
-            self._client.list_topics(timeout=self._settings.connect_timeout_seconds)
-        except KafkaException as error:
-            raise EngineUnreachable(
-                f"no Kafka broker answers at {self._settings.bootstrap_servers} "
-                f"within {self._settings.connect_timeout_seconds:g} s ({error.args[0].str()}); start one with "
-                "`agl-stream up`, or set AGL_STREAM_BOOTSTRAP_SERVERS"
-            ) from None
+        """Raise EngineUnreachable unless a broker answers within ``connect_timeout_seconds``, AccessRefused when it
+        does not let this client in."""
+        connections.first_answer(self._client, self._settings, self._refusal)
 
     def warm(self, *topics: str) -> None:
         """Get the schema ids of ``topics`` now, so that no event loop waits for the registry at its first event.

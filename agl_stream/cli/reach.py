@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
 from agl_stream import connections
@@ -15,8 +14,6 @@ from agl_stream.settings import Settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ClusterMetadata
-
-_SLICE_SECONDS = 0.5
 
 # librdkafka logs every failed connection attempt; the verb itself says once that nobody answers.
 _silent = logging.getLogger("agl_stream.kafka.cli")
@@ -49,18 +46,9 @@ def new_admin_client(settings: Settings) -> AdminClient:
 
 
 def reach_broker(settings: Settings) -> tuple[AdminClient, ClusterMetadata]:
-    """An admin client and the cluster's metadata.
+    """An admin client and the cluster's metadata. Blocks and raises as connections.first_answer."""
+    from confluent_kafka.admin import AdminClient
 
-    Blocks up to `connect_timeout_seconds`; raises EngineUnreachable when no broker answers by then.
-    """
-    from confluent_kafka import KafkaException
-
-    admin = new_admin_client(settings)
-    deadline = time.monotonic() + settings.connect_timeout_seconds
-    while True:
-        # In slices, because a Ctrl-C is only seen between calls into the client.
-        try:
-            return admin, admin.list_topics(timeout=max(0.01, min(_SLICE_SECONDS, deadline - time.monotonic())))
-        except KafkaException as error:
-            if time.monotonic() >= deadline:
-                raise broker_unreachable(settings, error.args[0].str()) from None
+    refusal = connections.Refusal(settings)
+    admin = AdminClient({**client_config(settings), "error_cb": refusal.note})
+    return admin, connections.first_answer(admin, settings, refusal)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
+from agl_stream import connections
 from agl_stream.errors import EngineUnreachable
-from agl_stream.producers.client_logging import FloodGate
+from agl_stream.producers.client_logging import FloodGate, client_logger
 from agl_stream.settings import Settings
 
 _RETRY_SECONDS = 0.2
+_REFUSAL_SECONDS = 2.0
 
 
 async def start_or_raise(consumer: AIOKafkaConsumer, settings: Settings) -> None:
     """Start ``consumer``; raises EngineUnreachable when, for ``connect_timeout_seconds``, no broker answers or the
-    topics it was made with do not exist."""
+    topics it was made with do not exist, AccessRefused when a broker does not let this client in."""
     calm_client_logs()
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
@@ -26,6 +31,8 @@ async def start_or_raise(consumer: AIOKafkaConsumer, settings: Settings) -> None
         # the client is connected and waits for topics, or never was
         connected = bool(consumer._client.cluster.brokers())
         await consumer.stop()
+        if not connected:
+            await asyncio.to_thread(_raise_refusal, settings)
         raise _unreachable(settings, connected) from None
 
 
@@ -35,6 +42,19 @@ async def _start(consumer: AIOKafkaConsumer) -> None:
             return await consumer.start()
         except KafkaConnectionError:
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _raise_refusal(settings: Settings) -> None:
+    """Raise AccessRefused if that is why nobody answers: aiokafka keeps it to itself."""
+    refusal = connections.Refusal(settings)
+    client = AdminClient(
+        {**connections.librdkafka(settings), "client.id": "agl-runner-start", "error_cb": refusal.note},
+        logger=client_logger("runner-start"),
+    )
+    with contextlib.suppress(KafkaException):
+        client.list_topics(timeout=_REFUSAL_SECONDS)
+    client.poll(0)
+    refusal.check()
 
 
 def _unreachable(settings: Settings, connected: bool) -> EngineUnreachable:

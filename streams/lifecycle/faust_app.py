@@ -34,14 +34,14 @@ def prepare_topics(settings: Settings) -> int:
     """
     if settings.lifecycle_store not in STORES:
         raise SettingError(f"AGL_STREAM_LIFECYCLE_STORE={settings.lifecycle_store!r} is none of {', '.join(STORES)}")
+    refusal = connections.Refusal(settings)
     admin = AdminClient(
-        {**connections.librdkafka(settings), "client.id": "agl-lifecycle-admin"},
+        {**connections.librdkafka(settings), "client.id": "agl-lifecycle-admin", "error_cb": refusal.note},
         logger=client_logger("lifecycle-admin"),
     )
-    timeout = settings.connect_timeout_seconds
     changelog = changelog_topic(settings)
     try:
-        found = admin.list_topics(timeout=timeout).topics
+        found = connections.first_answer(admin, settings, refusal).topics
         counts = {name: len(found[name].partitions) for name in map(settings.topic, INPUTS) if name in found}
         partitions = _common_count(settings, counts)
         if changelog not in found:
@@ -53,8 +53,8 @@ def prepare_topics(settings: Settings) -> int:
             )
     except KafkaException as error:
         raise EngineUnreachable(
-            f"the broker at {settings.bootstrap_servers} did not answer within {timeout:g} s "
-            f"({error.args[0].str()}); is it up? See AGL_STREAM_BOOTSTRAP_SERVERS"
+            f"the broker at {settings.bootstrap_servers} did not create {changelog} ({error.args[0].str()}); "
+            "is it up? See AGL_STREAM_BOOTSTRAP_SERVERS"
         ) from None
     return partitions
 
