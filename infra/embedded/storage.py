@@ -19,6 +19,9 @@ write_atomically = disk.write_whole
 __all__ = ["DamagedFile", "FolderInUse", "FolderLock", "Journal", "check_format", "mark_format", "write_atomically"]
 
 
+_RESERVE_BYTES = 256 * 1024
+
+
 class FolderInUse(FolderNotWritable):
     """Another process holds the data folder."""
 
@@ -60,6 +63,28 @@ class FolderLock:
         os.close(self._fd)
 
 
+class Reserve:
+    """A little room on the disk, kept for what makes more room: a full disk must not refuse to delete a topic."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "reserve"
+
+    def hold(self) -> None:
+        """Take the room, if it is free to be had."""
+        if self._path.exists():
+            return
+        try:
+            disk.write_whole(self._path, bytes(_RESERVE_BYTES), durable=False)
+        except OSError as error:
+            logger.warning("%s: no room to keep in reserve (%s)", self._path, error.strerror)
+
+    def release(self) -> bool:
+        """Give it up; returns whether there was any."""
+        held = self._path.exists()
+        disk.remove(self._path)
+        return held
+
+
 FORMAT = 2
 """Of the broker's data folder. 1: no checksums in journals and small files, and no file that says so."""
 _FORMAT_FILE = "format"
@@ -87,6 +112,11 @@ def check_format(folder: Path) -> int:
             "Use the version that wrote it, or give another folder with --dir."
         )
     return found
+
+
+def is_marked(folder: Path) -> bool:
+    """Whether the folder says which format it has."""
+    return (folder / _FORMAT_FILE).exists()
 
 
 def mark_format(folder: Path) -> None:

@@ -12,9 +12,9 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from agl_stream.infra.embedded.journal import DamagedFile
 from agl_stream.infra.embedded.registry.service import EmbeddedRegistry
 from agl_stream.infra.embedded.registry.store import RegistryError, SchemaStore
-from agl_stream.infra.embedded.storage import DamagedFile
 
 
 def avro(*fields: dict, name: str = "Thing") -> Schema:

@@ -12,10 +12,12 @@ import sys
 import pytest
 
 from agl_stream.errors import FolderNotWritable, PortInUse, SettingError
+from agl_stream.infra.embedded import disk
 from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.journal import DamagedFile, Journal
 from agl_stream.infra.embedded.registry.service import EmbeddedRegistry
 from agl_stream.infra.embedded.server.broker import EmbeddedBroker
-from agl_stream.infra.embedded.storage import DamagedFile, FolderInUse, Journal, write_atomically
+from agl_stream.infra.embedded.storage import FolderInUse
 
 ENGINES = pytest.mark.parametrize("engine", [EmbeddedBroker, EmbeddedRegistry])
 
@@ -72,8 +74,11 @@ async def test_a_damaged_catalogue_is_not_guessed_at(tmp_path):
     catalogue.unlink()
     with pytest.raises(DamagedFile, match="holds data"):
         await EmbeddedBroker(tmp_path).start()
-    catalogue.write_text(saved.replace('"format": 1', '"format": 99'))
+    catalogue.write_text(saved.replace('"format": 2', '"format": 99'))
     with pytest.raises(DamagedFile, match="format 99"):
+        await EmbeddedBroker(tmp_path).start()
+    catalogue.write_text(saved.replace('"partitions": 1', '"partitions": 2'))
+    with pytest.raises(DamagedFile, match="checksum"):
         await EmbeddedBroker(tmp_path).start()
     catalogue.write_text(saved)
     async with EmbeddedBroker(tmp_path) as broker:
@@ -124,7 +129,7 @@ def test_a_journal_keeps_what_was_appended_and_can_be_rewritten(tmp_path):
 
 def test_a_failed_replacement_leaves_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "file"
-    write_atomically(path, b"old")
+    disk.write_whole(path, b"old")
 
     def refuse(fd):
         raise OSError("no space")
@@ -132,6 +137,6 @@ def test_a_failed_replacement_leaves_the_old_content(tmp_path, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", refuse)
         with pytest.raises(OSError, match="no space"):
-            write_atomically(path, b"new")
+            disk.write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

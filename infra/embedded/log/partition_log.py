@@ -289,6 +289,12 @@ class PartitionLog:
         self.save_snapshot()
         return save
 
+    def check_again(self, segment: Segment) -> None:
+        """Find out what can still be read of a closed segment that was found damaged; the rest answers with errors."""
+        following = self.segments[self.segments.index(segment) + 1].base_offset
+        segment.check_again(following, sparse=segment.base_offset < self.cleaner.sparse_below)
+        segment.save_index(segment.encode_index(), segment.size_bytes)
+
     @property
     def bytes_since_checkpoint(self) -> int:
         """What the next start would have to read and check, were the process killed now."""

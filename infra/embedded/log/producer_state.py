@@ -114,6 +114,10 @@ class ProducerStates:
         producer = self._producers.get(producer_id)
         return 0 if producer is None else producer.epoch
 
+    def first_open_offset(self, producer_id: int) -> int:
+        """Where a producer's open transaction begins here."""
+        return self._open[producer_id]
+
     def last_stable_offset(self, end_offset: int) -> int:
         """First offset of the oldest open transaction, else the end of the log."""
         return min(self._open.values()) if self._open else end_offset

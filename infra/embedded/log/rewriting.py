@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +21,10 @@ from agl_stream.infra.embedded.log.batch import (
 )
 from agl_stream.infra.embedded.log.metrics import COUNTERS
 from agl_stream.infra.embedded.log.offset_map import OffsetMap
+from agl_stream.infra.embedded.log.pace import Pace
 from agl_stream.infra.embedded.log.producer_state import AbortedTransaction
 from agl_stream.infra.embedded.log.recovery import CLEANED
 from agl_stream.infra.embedded.log.segment import Segment
-
-_WORK_SECONDS = 0.002
-_REST_SECONDS = 0.002
-"""The event loop waits for this thread at most as long as it works without a rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class Rewriting:
         self._plan = plan
         self._latest = OffsetMap()
         self._undecided: set[int] = set()
-        self._rested_at = time.monotonic()
+        self._pace = Pace()
         self.clean_below = plan.clean_below
         self.outputs: list[Output] = []
 
@@ -122,7 +118,7 @@ class Rewriting:
         ):
             at = 0
             while at < source.size_bytes:
-                self._rest()
+                self._pace()
                 header = read_header(view, at)
                 if header.size_bytes < HEADER_BYTES or at + header.size_bytes > source.size_bytes:
                     raise CorruptBatch(f"{source.path}: no batch at position {at}")
@@ -131,11 +127,6 @@ class Rewriting:
                     raise CorruptBatch(f"{source.path}: CRC mismatch at position {at}")
                 yield header, batch
                 at += header.size_bytes
-
-    def _rest(self) -> None:
-        if time.monotonic() - self._rested_at > _WORK_SECONDS:
-            time.sleep(_REST_SECONDS)
-            self._rested_at = time.monotonic()
 
     def _clean(self, source: Source) -> None:
         """Write what is to stay of a source.

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from agl_stream.infra.embedded import disk
 from agl_stream.infra.embedded.log.batch import CRC_FROM, HEADER_BYTES, BatchHeader, read_header
-from agl_stream.infra.embedded.log.index import Damage
+from agl_stream.infra.embedded.log.pace import Pace
 
 _MAGIC = b"\0\0\0\0\2"
 """Leader epoch 0 and magic 2: bytes 12 to 16 of every batch that this broker stores."""
@@ -60,28 +60,21 @@ def find_intact(mapped: mmap.mmap, view: memoryview, at: int, least_offset: int)
         at += 1
 
 
-def find_damage(path: Path, size_bytes: int, base_offset: int, next_offset: int) -> list[Damage]:
-    """Check every batch of a closed segment; returns the stretches that hold none. Blocks; safe in a thread."""
-    found: list[Damage] = []
-    expected = base_offset
+def is_intact(path: Path, size_bytes: int, base_offset: int) -> bool:
+    """Whether every batch of a closed segment is as it was written. Blocks, in small pieces; safe in a thread."""
+    if not size_bytes:
+        return True
+    pace = Pace()
+    at = 0
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), size_bytes, prot=mmap.PROT_READ) as mapped,
         memoryview(mapped) as view,
     ):
-        at = 0
-        while at < size_bytes:
-            for header, position in intact_batches(view, at, expected, dense=False):
-                at, expected = position + header.size_bytes, header.last_offset + 1
-            if at >= size_bytes:
-                break
-            follower = find_intact(mapped, view, at + 1, expected)
-            if follower is None:
-                found.append(Damage(expected, next_offset, at))
-                break
-            found.append(Damage(expected, follower[0].base_offset, at))
-            at, expected = follower[1], follower[0].base_offset
-    return found
+        for header, position in intact_batches(view, 0, base_offset, dense=False):
+            at = position + header.size_bytes
+            pace()
+    return at == size_bytes
 
 
 def set_aside(path: Path, view: memoryview, position: int) -> Path:

@@ -45,6 +45,8 @@ class Segment(SegmentFacts):
         self.flushed_bytes = 0
         self.indexed_bytes = 0
         """What the saved index covers."""
+        self.checked_ms = 0
+        """When every batch was last found intact, or damaged, in this process."""
         self.deleted = False
         self._index = SparseIndex()
         self._fd: int | None = None
@@ -248,20 +250,31 @@ class Segment(SegmentFacts):
         if not self._load_index(file_bytes) and file_bytes and following_offset is not None:
             COUNTERS.rebuilt_indexes += 1
         self.flushed_bytes = self.indexed_bytes = self.size_bytes
-        sparse = sparse or self.cleaned_ms >= 0
-        if file_bytes > self.size_bytes:
-            with mmap.mmap(self.fd, file_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-                self._check_rest(mapped, view, sparse, is_last=following_offset is None)
+        self._take_rest(file_bytes, following_offset, sparse or self.cleaned_ms >= 0)
         if file_bytes > self.size_bytes:
             cut = file_bytes - self.size_bytes
             disk.truncate(self.fd, self.size_bytes)
             COUNTERS.cut_bytes += cut
             logger.warning("%s: cut %d torn bytes at position %d", self.path, cut, self.size_bytes)
-        if following_offset is not None and self.next_offset < following_offset and not sparse:
-            self._note_damage(Damage(self.next_offset, following_offset, self.size_bytes))
-            self.next_offset = following_offset
         if self.first_append_ms < 0 and self.size_bytes:
             self.first_append_ms = self._guess_first_append()
+
+    def check_again(self, following_offset: int, *, sparse: bool) -> None:
+        """Read the whole of a closed segment that is not what it was, to know what of it can still be served."""
+        file_bytes = self.size_bytes
+        self._index = SparseIndex()
+        self.size_bytes, self.next_offset, self.damaged = 0, self.base_offset, []
+        self._take_rest(file_bytes, following_offset, sparse or self.cleaned_ms >= 0)
+        self.size_bytes, self.next_offset = file_bytes, following_offset
+
+    def _take_rest(self, file_bytes: int, following_offset: int | None, sparse: bool) -> None:
+        if file_bytes > self.size_bytes:
+            with mmap.mmap(self.fd, file_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+                self._check_rest(mapped, view, sparse, is_last=following_offset is None)
+        damaged_end = self.size_bytes < file_bytes
+        if following_offset is not None and self.next_offset < following_offset and (damaged_end or not sparse):
+            self._note_damage(Damage(self.next_offset, following_offset, self.size_bytes))
+            self.next_offset = following_offset
 
     def _check_rest(self, mapped: mmap.mmap, view: memoryview, sparse: bool, *, is_last: bool) -> None:
         own_entry = False

@@ -23,23 +23,22 @@ def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable
     if request["acks"] not in (-1, 0, 1):
         return _refuse_acks(request)
     topics: list[Message] = []
-    written: list[PartitionLog] = []
+    written: dict[PartitionLog, list[Message]] = {}
     for topic in request["topic_data"]:
         partitions: list[Message] = []
         for data in topic["partition_data"]:
             log = node.catalogue.partition(topic["name"], data["index"])
             outcome = _append(node, log, data["records"])
+            row: Message = {
+                "index": data["index"],
+                "error_code": outcome.error,
+                "base_offset": outcome.base_offset,
+                "log_start_offset": -1 if log is None else log.start_offset,
+                "error_message": outcome.message,
+            }
             if log is not None and outcome.error is ErrorCode.NONE:
-                written.append(log)
-            partitions.append(
-                {
-                    "index": data["index"],
-                    "error_code": outcome.error,
-                    "base_offset": outcome.base_offset,
-                    "log_start_offset": -1 if log is None else log.start_offset,
-                    "error_message": outcome.message,
-                }
-            )
+                written.setdefault(log, []).append(row)
+            partitions.append(row)
         topics.append({"name": topic["name"], "partition_responses": partitions})
     throttle_ms = node.quotas.charge_produced(caller.client_id, caller.request_bytes)
     answer: Message = {"responses": topics, "throttle_time": throttle_ms}
@@ -50,8 +49,16 @@ def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable
     return answer
 
 
-async def _after_flush(node: Node, written: list[PartitionLog], answer: Message) -> Message:
-    await node.flusher.flush(written)
+async def _after_flush(node: Node, written: dict[PartitionLog, list[Message]], answer: Message) -> Message:
+    """Records that the disk refused are not acknowledged: an idempotent producer that sends them again adds none."""
+    refused = await node.flusher.flush(written)
+    for log, rows in written.items():
+        error = refused.get(log)
+        if error is not None:
+            logger.error("%r: not forced to disk (%s)", log, error.strerror)
+            message = f"the broker cannot force its log to disk: {error.strerror}"
+            for row in rows:
+                row.update(error_code=ErrorCode.KAFKA_STORAGE_ERROR, base_offset=-1, error_message=message)
     return answer
 
 
@@ -167,8 +174,12 @@ def delete_records(node: Node, request: Message, caller: Caller) -> Message:
                 elif not log.config.delete:
                     answer["error_code"] = ErrorCode.POLICY_VIOLATION
                 else:
-                    log.delete_before(offset)
-                    answer["low_watermark"] = log.start_offset
+                    try:
+                        log.delete_before(offset)
+                        answer["low_watermark"] = log.start_offset
+                    except OSError as error:
+                        logger.error("%r: start not moved to %d (%s)", log, offset, error.strerror)
+                        answer["error_code"] = ErrorCode.KAFKA_STORAGE_ERROR
             partitions.append(answer)
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"topics": topics}

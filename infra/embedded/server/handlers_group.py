@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 
 from agl_stream.infra.embedded.groups.coordinator import Join, MemberIdRequired
 from agl_stream.infra.embedded.groups.group import Group, GroupRefused, GroupState
 from agl_stream.infra.embedded.groups.offsets import OffsetKey
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
 from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.durably import durably
 from agl_stream.infra.embedded.server.node import Caller, Node
+
+logger = logging.getLogger(__name__)
 
 NO_OFFSET = -1
 
@@ -112,7 +116,7 @@ def consumer_group_heartbeat(node: Node, request: Message, caller: Caller) -> Me
     }
 
 
-def offset_commit(node: Node, request: Message, caller: Caller) -> Message:
+def offset_commit(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     """Commit; all partitions share a refusal of the member, each has its own for topic and metadata."""
     group_id = request["group_id"]
     try:
@@ -135,11 +139,17 @@ def offset_commit(node: Node, request: Message, caller: Caller) -> Message:
                 accepted.append(offset_row(topic["name"], wanted))
             partitions.append({"partition_index": wanted["partition_index"], "error_code": error})
         topics.append({"name": topic["name"], "partitions": partitions})
-    if accepted:
+    if not accepted:
+        return {"topics": topics}
+    try:
         node.offsets.commit(group_id, accepted)
-        if node.config.flush_policy == "every-write":
-            node.offsets.flush()
-    return {"topics": topics}
+    except OSError as error:
+        logger.error("group %r: offsets not committed (%s)", group_id, error.strerror)
+        for topic in topics:
+            for partition in topic["partitions"]:
+                partition["error_code"] = partition["error_code"] or ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return {"topics": topics}
+    return durably(node, [node.offsets], {"topics": topics})
 
 
 def check_offset(node: Node, topic: str, wanted: Message) -> ErrorCode:
@@ -253,8 +263,7 @@ def delete_groups(node: Node, request: Message, caller: Caller) -> Message:
         elif group_id not in node.offsets:
             answers.append({"group_id": group_id, "error_code": ErrorCode.GROUP_ID_NOT_FOUND})
         else:
-            node.offsets.delete(group_id)
-            answers.append({"group_id": group_id})
+            answers.append({"group_id": group_id, "error_code": _delete_offsets(node, group_id)})
     return {"results": answers}
 
 
@@ -268,6 +277,16 @@ def offset_delete(node: Node, request: Message, caller: Caller) -> Message:
     topics: list[Message] = []
     for topic in request["topics"]:
         numbers = [wanted["partition_index"] for wanted in topic["partitions"]]
-        node.offsets.delete(group_id, [OffsetKey(topic["name"], number) for number in numbers])
-        topics.append({"name": topic["name"], "partitions": [{"partition_index": number} for number in numbers]})
+        error = _delete_offsets(node, group_id, [OffsetKey(topic["name"], number) for number in numbers])
+        partitions = [{"partition_index": number, "error_code": error} for number in numbers]
+        topics.append({"name": topic["name"], "partitions": partitions})
     return {"topics": topics}
+
+
+def _delete_offsets(node: Node, group_id: str, keys: list[OffsetKey] | None = None) -> ErrorCode:
+    try:
+        node.offsets.delete(group_id, keys)
+    except OSError as error:
+        logger.error("group %r: offsets not deleted (%s)", group_id, error.strerror)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return ErrorCode.NONE

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable
+
 from agl_stream.infra.embedded.groups.group import GroupRefused
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
 from agl_stream.infra.embedded.protocol.wire import Message
+from agl_stream.infra.embedded.server.durably import durably
 from agl_stream.infra.embedded.server.handlers_group import check_offset, offset_row
 from agl_stream.infra.embedded.server.node import Caller, Node
 from agl_stream.infra.embedded.transactions.coordinator import PendingOffset
 
+logger = logging.getLogger(__name__)
 
-def init_producer_id(node: Node, request: Message, caller: Caller) -> Message:
+
+def init_producer_id(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     """A producer id, or the next epoch of a transactional one."""
     name = request["transactional_id"]
     if name is None:
-        return {"producer_id": node.catalogue.new_producer_id(), "producer_epoch": 0}
+        try:
+            return {"producer_id": node.catalogue.new_producer_id(), "producer_epoch": 0}
+        except OSError as error:
+            logger.error("no producer ids can be reserved (%s)", error.strerror)
+            return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE, "producer_id": -1, "producer_epoch": -1}
     if not name:
         return {"error_code": ErrorCode.INVALID_REQUEST, "producer_id": -1, "producer_epoch": -1}
     known_id, known_epoch = request.get("producer_id", -1), request.get("producer_epoch", -1)
@@ -22,7 +32,8 @@ def init_producer_id(node: Node, request: Message, caller: Caller) -> Message:
     error, producer_id, epoch = node.transactions.init_producer(name, request["transaction_timeout"], expected)
     if error is ErrorCode.PRODUCER_FENCED and caller.version < 4:
         error = ErrorCode.INVALID_PRODUCER_EPOCH
-    return {"error_code": error, "producer_id": producer_id, "producer_epoch": epoch}
+    answer = {"error_code": error, "producer_id": producer_id, "producer_epoch": epoch}
+    return durably(node, [node.transactions], answer)
 
 
 def _check(node: Node, request: Message, caller: Caller, prefix: str = "") -> ErrorCode:
@@ -35,14 +46,14 @@ def _check(node: Node, request: Message, caller: Caller, prefix: str = "") -> Er
     return error
 
 
-def add_partitions_to_txn(node: Node, request: Message, caller: Caller) -> Message:
+def add_partitions_to_txn(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     """All partitions of the request or, when one is unknown, none."""
     prefix = "v3_and_below_"
     error = _check(node, request, caller, prefix)
     wanted = [(topic["name"], number) for topic in request[f"{prefix}topics"] for number in topic["partitions"]]
     unknown = {partition for partition in wanted if node.catalogue.partition(*partition) is None}
     if error is ErrorCode.NONE and not unknown:
-        node.transactions.add_partitions(request[f"{prefix}transactional_id"], set(wanted))
+        error = node.transactions.add_partitions(request[f"{prefix}transactional_id"], set(wanted))
 
     def outcome(partition: tuple[str, int]) -> ErrorCode:
         if error is not ErrorCode.NONE:
@@ -51,7 +62,7 @@ def add_partitions_to_txn(node: Node, request: Message, caller: Caller) -> Messa
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.OPERATION_NOT_ATTEMPTED if unknown else ErrorCode.NONE
 
-    return {
+    answer = {
         "results_by_topic_v3_and_below": [
             {
                 "name": topic["name"],
@@ -63,16 +74,17 @@ def add_partitions_to_txn(node: Node, request: Message, caller: Caller) -> Messa
             for topic in request[f"{prefix}topics"]
         ]
     }
+    return durably(node, [node.transactions], answer)
 
 
-def add_offsets_to_txn(node: Node, request: Message, caller: Caller) -> Message:
+def add_offsets_to_txn(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     error = _check(node, request, caller)
     if error is ErrorCode.NONE:
-        node.transactions.add_group(request["transactional_id"])
-    return {"error_code": error}
+        error = node.transactions.add_group(request["transactional_id"])
+    return durably(node, [node.transactions], {"error_code": error})
 
 
-def txn_offset_commit(node: Node, request: Message, caller: Caller) -> Message:
+def txn_offset_commit(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     """Keep offsets that become committed if the transaction does."""
     error = node.transactions.check(request["transactional_id"], request["producer_id"], request["producer_epoch"])
     if error is ErrorCode.PRODUCER_FENCED:
@@ -98,7 +110,7 @@ def txn_offset_commit(node: Node, request: Message, caller: Caller) -> Message:
         outcome = node.transactions.add_offsets(request["transactional_id"], accepted)
         if outcome is not ErrorCode.NONE:
             checked = dict.fromkeys(checked, outcome)
-    return {
+    answer = {
         "topics": [
             {
                 "name": topic["name"],
@@ -113,10 +125,14 @@ def txn_offset_commit(node: Node, request: Message, caller: Caller) -> Message:
             for topic in request["topics"]
         ]
     }
+    return durably(node, [node.transactions], answer)
 
 
-def end_txn(node: Node, request: Message, caller: Caller) -> Message:
+def end_txn(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
     error = _check(node, request, caller)
     if error is ErrorCode.NONE:
         error = node.transactions.end(request["transactional_id"], request["committed"])
-    return {"error_code": error}
+    if error is not ErrorCode.NONE:
+        return {"error_code": error}
+    marked = node.transactions.marked_logs(request["transactional_id"])
+    return durably(node, [node.transactions, *marked], {"error_code": error})

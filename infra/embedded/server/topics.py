@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
+
+from agl_stream.infra.embedded import disk
 from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.journal import DamagedFile
 from agl_stream.infra.embedded.log.partition_log import PartitionLog
 from agl_stream.infra.embedded.log.topic_config import InvalidTopicConfig, TopicConfig, check_topic_config
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
-from agl_stream.infra.embedded.storage import DamagedFile, write_atomically
+from agl_stream.infra.embedded.storage import Reserve
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_FORMAT = 1
+_FORMAT = 2
 _PRODUCER_ID_BLOCK = 1_000
 
 
@@ -43,6 +47,14 @@ class Topic:
     partitions: list[PartitionLog] = field(default_factory=list)
 
 
+def _checksum(saved: dict[str, Any]) -> str:
+    return f"{crc32c(json.dumps(saved, sort_keys=True).encode()):08x}"
+
+
+def _cannot_write(error: OSError) -> TopicRefused:
+    return TopicRefused(ErrorCode.KAFKA_STORAGE_ERROR, f"the broker cannot write: {error.strerror}")
+
+
 def check_name(name: str) -> None:
     """Raise TopicRefused unless Kafka would take the name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
@@ -55,13 +67,14 @@ def check_name(name: str) -> None:
 class Catalogue:
     """All topics. Every change is on disk before it is answered."""
 
-    def __init__(self, folder: Path, config: BrokerConfig) -> None:
+    def __init__(self, folder: Path, config: BrokerConfig, reserve: Reserve) -> None:
         """Open every partition of the folder; raises DamagedFile when the catalogue cannot be read."""
         self._config = config
+        self._reserve = reserve
         self._logs = folder / "logs"
         self._path = folder / "catalogue.json"
         self._topics: dict[str, Topic] = {}
-        self._logs.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(self._logs)
         saved = self._read()
         self._remove_leftovers(saved.get("topics", {}))
         self.cluster_id: str = saved.get("cluster_id") or uuid.uuid4().hex[:22]
@@ -69,7 +82,8 @@ class Catalogue:
         self._producer_ids_below = self._next_producer_id
         for name, entry in saved.get("topics", {}).items():
             self._open(name, entry["partitions"], entry["configs"])
-        self._save()
+        if saved.get("format") != _FORMAT:
+            self._save()
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -83,11 +97,13 @@ class Catalogue:
             return {}
         except ValueError as error:
             raise DamagedFile(f"{self._path} is not readable ({error}). Restore it from a copy.") from error
-        if saved.get("format") != _FORMAT:
+        if saved.get("format") not in range(1, _FORMAT + 1):
             raise DamagedFile(
-                f"{self._path} has format {saved.get('format')}, this version reads {_FORMAT}. "
+                f"{self._path} has format {saved.get('format')}, this version reads up to {_FORMAT}. "
                 "Use the version that wrote it."
             )
+        if saved["format"] > 1 and saved.pop("checksum", None) != _checksum(saved):
+            raise DamagedFile(f"{self._path} is damaged: its checksum is wrong. Restore it from a copy.")
         return saved
 
     def _remove_leftovers(self, topics: dict[str, Any]) -> None:
@@ -98,7 +114,8 @@ class Catalogue:
                 logger.warning("removing %s: its topic was deleted, or never completely created", folder)
                 shutil.rmtree(folder)
 
-    def _save(self) -> None:
+    def _save(self, *, freeing: bool = False) -> None:
+        """Write the file. `freeing`: room will be free after it, so what is held in reserve may be used."""
         topics = {
             topic.name: {"partitions": len(topic.partitions), "configs": topic.overrides}
             for topic in self._topics.values()
@@ -109,7 +126,13 @@ class Catalogue:
             "producer_ids_below": self._producer_ids_below,
             "topics": topics,
         }
-        write_atomically(self._path, json.dumps(saved, indent=1).encode())
+        data = json.dumps(saved | {"checksum": _checksum(saved)}, indent=1).encode()
+        try:
+            disk.write_whole(self._path, data)
+        except OSError:
+            if not freeing or not self._reserve.release():
+                raise
+            disk.write_whole(self._path, data)
 
     def _open(self, name: str, partitions: int, overrides: dict[str, str]) -> Topic:
         topic = self._topics.get(name)
@@ -191,10 +214,11 @@ class Catalogue:
         existed = len(self._topics[name].partitions) if name in self._topics else 0
         try:
             self._open(name, partitions, overrides)
+            disk.sync_folder(self._logs)
             self._save()
         except OSError as error:
             self._undo_open(name, existed)
-            raise TopicRefused(ErrorCode.KAFKA_STORAGE_ERROR, f"the broker cannot write: {error.strerror}") from error
+            raise _cannot_write(error) from error
 
     def _undo_open(self, name: str, existed: int) -> None:
         topic = self._topics[name]
@@ -226,16 +250,25 @@ class Catalogue:
         """Replace a topic's settings."""
         topic = self.require(name)
         checked = self._checked(overrides)
-        if not validate_only:
-            topic.overrides = checked
-            topic.config.update(checked, self._config.topic_defaults)
+        if validate_only:
+            return
+        before, topic.overrides = topic.overrides, checked
+        try:
             self._save()
+        except OSError as error:
+            topic.overrides = before
+            raise _cannot_write(error) from error
+        topic.config.update(checked, self._config.topic_defaults)
 
     def delete(self, name: str) -> None:
-        """Delete a topic and its data."""
+        """Delete a topic and its data, also on a full disk."""
         topic = self.require(name)
         del self._topics[name]
-        self._save()
+        try:
+            self._save(freeing=True)
+        except OSError as error:
+            self._topics[name] = topic
+            raise _cannot_write(error) from error
         for log in topic.partitions:
             log.deleted = True
             log.close()
@@ -244,10 +277,15 @@ class Catalogue:
             shutil.rmtree(log.folder, ignore_errors=True)
 
     def new_producer_id(self) -> int:
-        """A producer id that was never given before; ids are reserved on disk in blocks."""
+        """A producer id that was never given before; ids are reserved on disk in blocks. Raises OSError."""
         if self._next_producer_id >= self._producer_ids_below:
+            below = self._producer_ids_below
             self._producer_ids_below = self._next_producer_id + _PRODUCER_ID_BLOCK
-            self._save()
+            try:
+                self._save()
+            except OSError:
+                self._producer_ids_below = below
+                raise
         self._next_producer_id += 1
         return self._next_producer_id - 1
 
