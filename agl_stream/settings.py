@@ -96,6 +96,13 @@ class Settings:
     )
     connect_jdbc_username: str = _setting("postgres", "User of that database.")
     connect_files_dir: str = _setting("", "Folder where workers write files; empty: <dir>/exports.")
+    store_username: str = _setting("", "User of the state store, where Cassandra asks for one.")
+    store_password: str = _setting("", "Password of that user.", secret=True)
+    store_tls: bool = _setting(False, "Whether Cassandra is spoken to over TLS.")
+    store_ca_file: str = _setting("", "PEM file of the authority that signed its nodes; empty: the system's.")
+    store_certificate_file: str = _setting("", "PEM file of this client's own certificate, where nodes ask for one.")
+    store_key_file: str = _setting("", "PEM file of the key of that certificate.")
+    store_key_password: str = _setting("", "Password of that key.", secret=True)
 
     # shape of the log
     partitions: int = _setting(8, "Partitions of every topic that is keyed by rollout or group.")

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from agl_stream import connections
 from agl_stream.errors import EngineUnreachable, SettingError
 from agl_stream.settings import Settings
 from agl_stream.streams.store.cassandra.address import Address
 
 try:
     from cassandra import ConsistencyLevel, DriverException, InvalidRequest, OperationTimedOut
+    from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
     from cassandra.policies import DCAwareRoundRobinPolicy, ExponentialReconnectionPolicy, RetryPolicy, TokenAwarePolicy
     from cassandra.query import tuple_factory
@@ -105,10 +107,13 @@ def explain(address: Address, error: BaseException) -> BaseException:
             return explain(address, refused)
         why = "; ".join(sorted({_brief(cause) for cause in causes})) or _brief(error)
         if "AuthenticationFailed" in why:
-            return SettingError(f"the state store at {address} refuses the user: {why}")
+            return SettingError(
+                f"the state store at {address} refuses the user: {why}; check AGL_STREAM_STORE_USERNAME and "
+                "AGL_STREAM_STORE_PASSWORD"
+            )
         return EngineUnreachable(
             f"no node of the state store at {address} answers ({why}); is Cassandra up? AGL_STREAM_STORE_URL says "
-            "where it is looked for"
+            "where it is looked for, AGL_STREAM_STORE_TLS whether over TLS"
         )
     if isinstance(error, InvalidRequest):
         if "does not exist" in str(error) or "unconfigured table" in str(error).lower():
@@ -143,6 +148,7 @@ def _connect(settings: Settings, address: Address, keyspace: str | None) -> Sess
         # layout.py waits for the schema in its own way
         max_schema_agreement_wait=0,
         compression=False,
+        **_protection(settings),
         monitor_reporting_enabled=False,
         application_name="agl-stream",
     )
@@ -156,6 +162,28 @@ def _connect(settings: Settings, address: Address, keyspace: str | None) -> Sess
         with suppress(Exception):
             cluster.shutdown()
         raise
+
+
+def _protection(settings: Settings) -> dict[str, Any]:
+    """Credentials and encryption; raises SettingError where settings contradict each other."""
+    found: dict[str, Any] = {}
+    if bool(settings.store_username) != bool(settings.store_password):
+        raise SettingError(
+            "AGL_STREAM_STORE_USERNAME and AGL_STREAM_STORE_PASSWORD belong together: set both or neither"
+        )
+    if settings.store_username:
+        found["auth_provider"] = PlainTextAuthProvider(settings.store_username, settings.store_password)
+    if settings.store_tls:
+        found["ssl_context"] = connections.ssl_context(
+            "AGL_STREAM_STORE",
+            ca_file=settings.store_ca_file,
+            certificate_file=settings.store_certificate_file,
+            key_file=settings.store_key_file,
+            key_password=settings.store_key_password,
+        )
+    elif settings.store_ca_file or settings.store_certificate_file or settings.store_key_file:
+        raise SettingError("certificate files of the state store are set and AGL_STREAM_STORE_TLS is off: set it to 1")
+    return found
 
 
 class _TryAgain(RetryPolicy):
