@@ -102,6 +102,11 @@ class RegistryClient:
                 self._ids[event_type] = self._ask(lambda s=subject, v=schema: client.register_schema(s, v))
         return dict(self._ids)
 
+    def subjects(self) -> list[str]:
+        """All subjects of the registry, of every namespace. Raises EngineUnreachable."""
+        client = self._connect()
+        return self._ask(client.get_subjects)
+
     def _connect(self) -> Any:
         with self._lock:
             if self._client is None:

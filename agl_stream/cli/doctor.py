@@ -51,9 +51,9 @@ def check_broker(settings: Settings) -> str:
 
 def check_registry(settings: Settings) -> str:
     """Raises EngineUnreachable; else says what answers."""
-    import json
+    from agl_stream import connections
 
-    subjects = json.loads(_get(settings.registry_url.rstrip("/") + "/subjects", "AGL_STREAM_REGISTRY_URL"))
+    subjects = connections.registry_client(settings, register=False).subjects()
     own = [subject for subject in subjects if subject.startswith(settings.topic(""))]
     hint = "" if own else "; `agl-stream schemas register` fills it"
     return f"{len(own)} subjects of namespace {settings.namespace}{hint}"
@@ -82,6 +82,43 @@ def check_group(settings: Settings, name: str) -> str:
     if not found.members:
         raise AglStreamError(f"nobody is in consumer group {group}: start `agl-stream streams` (or `runner`)")
     return f"{len(found.members)} member(s) in {group}"
+
+
+def check_store(settings: Settings) -> str:
+    """Raises EngineUnreachable, or SettingError when its layout is not ours; else says what it holds."""
+    from contextlib import closing
+
+    from agl_stream.streams.store import open_store
+
+    with closing(open_store(settings, read_only=True)) as store:
+        applied = store.applied_offsets()
+    return f"{settings.store_url or 'SQLite in the data folder'}, {len(applied)} partitions applied"
+
+
+def check_links(settings: Settings) -> str:
+    """Says which connections go in the clear to other machines; it is for the reader to judge."""
+    from urllib.parse import urlsplit
+
+    from agl_stream import connections
+
+    connections.librdkafka(settings)
+    connections.registry_config(settings)
+    clear = []
+    servers = settings.bootstrap_servers.split(",")
+    if not settings.kafka_security_protocol.endswith("SSL") and not all(map(_is_here, servers)):
+        clear.append("Kafka (AGL_STREAM_KAFKA_SECURITY_PROTOCOL=SASL_SSL)")
+    registry = urlsplit(settings.registry_url)
+    if registry.scheme == "http" and not _is_here(registry.netloc):
+        clear.append("registry (an https address)")
+    store = urlsplit(settings.store_url)
+    if store.scheme == "cassandra" and not settings.store_tls and not all(map(_is_here, store.netloc.split(","))):
+        clear.append("state store (AGL_STREAM_STORE_TLS=1)")
+    return f"in the clear to other machines: {', '.join(clear)}" if clear else "none leaves this machine in the clear"
+
+
+def _is_here(address: str) -> bool:
+    host = address.rpartition("@")[2].rsplit(":", 1)[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def check_folder(settings: Settings) -> str:
@@ -122,7 +159,9 @@ def _get(url: str, variable: str) -> bytes:
 _CHECKS = {
     "broker": check_broker,
     "registry": check_registry,
+    "store": check_store,
     "gateway": check_gateway,
+    "links": check_links,
     "folder": check_folder,
     "train extra": check_train_extra,
 }
@@ -142,8 +181,8 @@ def _chosen(only: str | None) -> list[str]:
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Check that consumer group NAME has a member.")
 @output_option
 def command(only: str | None, groups: tuple[str, ...], output: str) -> None:
-    """Check every setting and where it comes from, whether broker, registry and gateway answer, the data folder,
-    and versions.
+    """Check every setting and where it comes from, whether broker, registry, state store and gateway
+    answer, which links are in the clear, the data folder, and versions.
 
     Exit status 3 when an engine cannot be reached, 1 when something else is wrong. As a probe of one process:
     `agl-stream doctor --only registry --group joiner`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -150,3 +151,27 @@ def test_start_offsets_stay_within_the_log(bounds: dict[int, list[int]], where: 
     assert all(limits[p][0] <= offset <= limits[p][1] for p, offset in start.items())
     if where == "-3":
         assert all(limits[p][1] - offset <= 3 for p, offset in start.items())
+
+
+def test_links_in_the_clear_to_other_machines_are_named() -> None:
+    from agl_stream.cli.doctor import check_links
+
+    here = Settings(store_url="cassandra://127.0.0.2:9042,localhost:9042/agl")
+    assert check_links(here) == "none leaves this machine in the clear"
+    away = Settings(
+        bootstrap_servers="127.0.0.1:9092,kafka.example:9092",
+        registry_url="http://registry.example:8081",
+        store_url="cassandra://one.example:9042/agl",
+    )
+    told = check_links(away)
+    for part in ("Kafka", "AGL_STREAM_KAFKA_SECURITY_PROTOCOL", "registry", "state store", "AGL_STREAM_STORE_TLS"):
+        assert part in told
+    protected = dataclasses.replace(
+        away,
+        kafka_security_protocol="SASL_SSL",
+        kafka_username="u",
+        kafka_password="p",
+        registry_url="https://registry.example",
+        store_tls=True,
+    )
+    assert check_links(protected) == "none leaves this machine in the clear"
