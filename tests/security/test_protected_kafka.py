@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
 from agl_stream.infra.servers.fixtures import running
 from agl_stream.infra.servers.kafka import Kafka
@@ -64,6 +74,8 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
         "listener.security.protocol.map": ",".join(
             ["CONTROLLER:PLAINTEXT", "PLAINTEXT:PLAINTEXT", *(f"{name}:{name}" for name in names)]
         ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": certificates.server,
         "ssl.truststore.type": "PEM",
@@ -79,6 +91,14 @@ def protected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protected]:
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             added = UserScramCredentialUpsertion("agl", ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
             admin.alter_user_scram_credentials([added])["agl"].result(20)
+        allowed = [
+            AclBinding(
+                kind, "safe-", ResourcePatternType.PREFIXED, "User:*", "*", AclOperation.ALL, AclPermissionType.ALLOW
+            )
+            for kind in (ResourceType.TOPIC, ResourceType.GROUP)
+        ]
+        for granted in admin.create_acls(allowed).values():
+            granted.result(20)
         yield Protected(places, certificates)
 
 
@@ -159,6 +179,14 @@ def test_a_wrong_password_is_told_at_once(
     assert "not this one" not in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     assert time.monotonic() - started < 30
+
+
+def test_topics_of_a_namespace_without_rights_are_refused(protected: Protected, tmp_path: Path) -> None:
+    environment = protected.environment("SASL_SSL", namespace="foreign")
+    done = agl("topics", "apply", environment=environment, folder=tmp_path)
+    assert done.returncode not in (0, 2), done.stdout
+    assert "foreign." in done.stderr and "uthorization" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_broker_of_another_authority_is_not_trusted(protected: Protected, tmp_path: Path) -> None:
