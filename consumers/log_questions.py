@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from agl_stream import leaders
 from agl_stream.consumers.client import consumer_config
 from agl_stream.consumers.record import Partition
 from agl_stream.errors import EngineUnreachable
@@ -35,14 +36,14 @@ class LogQuestions:
         """The end of each partition as of now, in one request."""
         asked = list(partitions)
         wire = [TopicPartition(self._settings.topic(p.topic), p.number, -1) for p in asked]
-        answers = self._ask(lambda client: client.offsets_for_times(wire, timeout=_ASK_SECONDS))
+        answers = self._ask(wire, lambda client, seconds: client.offsets_for_times(wire, timeout=seconds))
         return {partition: answer.offset for partition, answer in zip(asked, answers, strict=True)}
 
     def committed_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """What the group has committed; partitions without a commit are left out."""
         asked = list(partitions)
         wire = [TopicPartition(self._settings.topic(p.topic), p.number) for p in asked]
-        answers = self._ask(lambda client: client.committed(wire, timeout=_ASK_SECONDS))
+        answers = self._ask(wire, lambda client, seconds: client.committed(wire, timeout=seconds))
         return {p: answer.offset for p, answer in zip(asked, answers, strict=True) if answer.offset >= 0}
 
     def partition_count(self, topic: str) -> int:
@@ -64,16 +65,20 @@ class LogQuestions:
                 self._client.close()
                 self._client = None
 
-    def _ask(self, question: Callable[[Consumer], list[TopicPartition]]) -> list[TopicPartition]:
+    def _ask(
+        self, asked: list[TopicPartition], question: Callable[[Consumer, float], list[TopicPartition]]
+    ) -> list[TopicPartition]:
         with self._lock:
+            client = self._connected()
             try:
-                answers = question(self._connected())
+                return leaders.ask(
+                    client,
+                    {place.topic for place in asked},
+                    lambda seconds: leaders.raise_errors(question(client, seconds)),
+                    _ASK_SECONDS,
+                )
             except KafkaException as error:
                 raise self._unreachable(error) from None
-        for answer in answers:
-            if answer.error is not None:
-                raise EngineUnreachable(f"no offset of {answer.topic} partition {answer.partition}: {answer.error}")
-        return answers
 
     def _connected(self) -> Consumer:
         if self._client is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from agl_stream import connections
+from agl_stream import connections, leaders
 from agl_stream.errors import EngineUnreachable
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
@@ -29,20 +29,24 @@ class GroupOffsets:
     def ask(self, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
         """Place -> (the next offset to read for the group, the log's end). Raises EngineUnreachable."""
         client = self._connect()
-        answer: dict[Place, tuple[int, int]] = {}
-        try:
-            for found in client.committed([TopicPartition(*place) for place in places], timeout=_ANSWER_SECONDS):
-                low, high = client.get_watermark_offsets(
-                    TopicPartition(found.topic, found.partition), timeout=_ANSWER_SECONDS, cached=False
-                )
+        asked = [TopicPartition(*place) for place in places]
+
+        def question(seconds: float) -> dict[Place, tuple[int, int]]:
+            answer: dict[Place, tuple[int, int]] = {}
+            for found in leaders.raise_errors(client.committed(asked, timeout=seconds)):
+                place = TopicPartition(found.topic, found.partition)
+                low, high = client.get_watermark_offsets(place, timeout=seconds, cached=False)
                 # below zero: nothing committed; below low: what was committed has been deleted since
                 answer[found.topic, found.partition] = (max(found.offset, low), high)
+            return answer
+
+        try:
+            return leaders.ask(client, {place.topic for place in asked}, question, _ANSWER_SECONDS)
         except KafkaException as error:
             raise EngineUnreachable(
                 f"the broker at {self._settings.bootstrap_servers} does not tell the offsets of {self._group}: "
                 f"{error.args[0].str()}"
             ) from None
-        return answer
 
     def close(self) -> None:
         if self._client is not None:

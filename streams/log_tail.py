@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-from agl_stream import connections
+from agl_stream import connections, leaders
 from agl_stream.errors import EngineUnreachable
 from agl_stream.producers.client_logging import client_logger
 from agl_stream.settings import Settings
@@ -111,9 +111,13 @@ class LogTail:
         places = {TopicPartition(self._topic, number): OffsetSpec.latest() for number in partitions}
         if not places:
             return {}
-        asked = self._admin.list_offsets(places)
+
+        def question(seconds: float) -> dict[int, int]:
+            asked = self._admin.list_offsets(places, request_timeout=seconds)
+            return {place.partition: answer.result(seconds + 1).offset for place, answer in asked.items()}
+
         try:
-            return {place.partition: answer.result(_remaining(deadline)).offset for place, answer in asked.items()}
+            return leaders.ask(self._admin, [self._topic], question, _remaining(deadline))
         except KafkaException as error:
             raise self._unreachable(error.args[0].str()) from None
         except TimeoutError:

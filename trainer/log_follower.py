@@ -14,7 +14,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from agl_stream import connections
+from agl_stream import connections, leaders
 from agl_stream.consumers.decoding import Decoder
 from agl_stream.consumers.record import Partition, Record
 from agl_stream.consumers.rejects import RejectLimits, Rejects
@@ -177,15 +177,20 @@ class LogFollower:
         return found
 
     def _bounds(self, partition: Partition) -> tuple[int, int]:
+        place = self._place(partition)
+
+        def question(seconds: float) -> tuple[int, int]:
+            bounds = self._client.get_watermark_offsets(place, timeout=seconds)
+            if bounds is None:
+                raise TimeoutError("no answer to a question about offsets")
+            return bounds
+
         try:
-            bounds = self._client.get_watermark_offsets(
-                self._place(partition), timeout=self._settings.connect_timeout_seconds
-            )
+            return leaders.ask(self._client, [place.topic], question, self._settings.connect_timeout_seconds)
         except KafkaException as error:
             raise self._unreachable(error.args[0].str()) from None
-        if bounds is None:
-            raise self._unreachable("no answer to a question about offsets")
-        return bounds
+        except TimeoutError as error:
+            raise self._unreachable(str(error)) from None
 
     def _place(self, partition: Partition, offset: int | None = None) -> TopicPartition:
         wire_name = self._settings.topic(partition.topic)

@@ -97,12 +97,14 @@ class LogReader:
     def _offsets_for_times(self, places: list[Any]) -> list[Any]:
         if not places:
             return []  # The client takes an empty list for an error.
+        from agl_stream import leaders
+
+        def question(seconds: float) -> list[Any]:
+            return leaders.raise_errors(self._consumer.offsets_for_times(places, timeout=seconds))
+
+        topics = {place.topic for place in places}
         timeout = self._settings.connect_timeout_seconds
-        answers = self._ask(lambda: self._consumer.offsets_for_times(places, timeout=timeout))
-        for answer in answers:
-            if answer.error is not None:
-                raise broker_unreachable(self._settings, f"no offset of {answer.topic}: {answer.error.str()}")
-        return answers
+        return self._ask(lambda: leaders.ask(self._consumer, topics, question, timeout))
 
     def offsets_at(self, topic: str, timestamp_ms: int) -> dict[int, int]:
         """Partition -> first offset whose record is not older than the time (the end when there is none)."""
