@@ -50,7 +50,7 @@ class Decoder:
                 run = runs[Partition(topic, number)] = [0, 0]
             run[0] = offset + 1
             try:
-                event_type, event = self._decode_one(value, message.headers(), persistently)
+                event_type, event, body_at = self._decode_one(value, message.headers(), persistently)
                 if event_type != wanted:
                     raise WrongEvent(f"{event_type} on {topic}, which carries {wanted}")
             except DecodeError as error:
@@ -62,20 +62,24 @@ class Decoder:
             timestamp_ms = message.timestamp()[1]
             if not event["event_id"]:
                 event["event_id"] = event_id(topic, number, offset)
+                body_at = -1
             if not event["occurred_at_us"]:
                 event["occurred_at_us"] = timestamp_ms * 1000
+                body_at = -1
             run[1] += 1
-            records.append(Record(topic, number, offset, timestamp_ms, message.key(), value, event_type, event))
+            records.append(
+                Record(topic, number, offset, timestamp_ms, message.key(), value, event_type, event, body_at)
+            )
         for partition, (_, accepted) in runs.items():
             self._rejects.accept(partition, accepted)
         return records, {partition: next_offset for partition, (next_offset, _) in runs.items()}
 
-    def _decode_one(self, value: bytes | None, headers: Any, persistently: Persistently) -> tuple[str, Event]:
+    def _decode_one(self, value: bytes | None, headers: Any, persistently: Persistently) -> tuple[str, Event, int]:
         try:
-            return self._codec.decode(value, headers)
+            return self._codec.decode_placed(value, headers)
         except EngineUnreachable:
             # the registry is away and the schema id is new: nothing can be said of the record until it is back
-            return persistently(self._codec.decode, value, headers)
+            return persistently(self._codec.decode_placed, value, headers)
 
 
 class WrongEvent(DecodeError):

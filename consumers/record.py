@@ -21,6 +21,8 @@ class Record:
 
     ``event["event_id"]`` and ``event["occurred_at_us"]`` are never empty: what a foreign writer left out is
     derived from topic, partition, offset and the record's timestamp, so that every reader derives the same.
+    ``body_at``: where in ``value`` the event's Avro body begins, -1 where ``value`` is of another schema than the
+    current one or ``event`` says more than it.
     """
 
     topic: str
@@ -31,3 +33,4 @@ class Record:
     value: bytes
     event_type: str
     event: Event
+    body_at: int = -1

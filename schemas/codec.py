@@ -35,6 +35,7 @@ class Codec:
         skipped bodies are large (tens of kilobytes); on small events resolution costs more than it saves."""
         self._registry = registry if registry is not None else LocalRegistry()
         self._readers: dict[int, tuple[str, Reader]] = {}
+        self._current: set[int] = set()
         self._encoders: dict[str, Encoder] = {}
         self._projections = projections or {}
 
@@ -65,6 +66,11 @@ class Codec:
 
     def decode(self, value: bytes | None, headers: Headers = None) -> tuple[str, events.Event]:
         """(event type, event). Raises NotOurFraming, UnknownSchema or BodyUndecodable; each names its reason."""
+        return self.decode_placed(value, headers)[:2]
+
+    def decode_placed(self, value: bytes | None, headers: Headers = None) -> tuple[str, events.Event, int]:
+        """As ``decode``; the third is where in ``value`` the Avro body begins, -1 when it was not written with the
+        event's current schema. So who keeps Avro need not encode again what the log holds."""
         if value is None:
             raise NotOurFraming("the record has no value (a tombstone)")
         schema_id, start = _schema_id(value, headers)
@@ -87,7 +93,7 @@ class Codec:
         if end != len(value):
             amiss = f"leaves {len(value) - end} bytes unread" if end < len(value) else "is cut short"
             raise BodyUndecodable(f"{reader[0]} (schema id {schema_id}) {amiss}")
-        return reader[0], event
+        return reader[0], event, start if schema_id in self._current else -1
 
     def _make_reader(self, schema_id: int) -> tuple[str, Reader]:
         written = self._registry.schema_of(schema_id)
@@ -99,6 +105,7 @@ class Codec:
         if wanted is not None:
             current = _project(current, wanted)
         elif written == current:
+            self._current.add(schema_id)
             return name, compiled_reader(name)
         return name, resolving_reader(written, current)
 

@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("agl-stream", "confluent-kafka", "aiokafka", "faust-streaming", "fastavro", "kio")
+_LIBRARIES = ("agl-stream", "cassandra-driver", "confluent-kafka", "aiokafka", "faust-streaming", "fastavro", "kio")
 
 
 def machine() -> dict[str, Any]:

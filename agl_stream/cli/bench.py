@@ -22,7 +22,7 @@ _running_option = click.option(
 )
 
 
-@click.group(short_help="Measure spans/s, rollouts/s or the broker on this machine.")
+@click.group(short_help="Measure spans/s, rollouts/s, broker or state store on this machine.")
 def command() -> None:
     """Measure the whole system on this machine and print figures, sizes, versions and the machine.
 
@@ -59,6 +59,33 @@ def rollouts_command(rollouts: int, runners: int, slots: int, running: bool, out
     with _progress("rollouts ended") as progress:
         result = bench.run(_settings(running), rollouts=rollouts, runners=runners, slots=slots, progress=progress)
     _print(result, output, f"{result['rollouts_per_second']:,.0f} rollouts/s")
+
+
+@command.command("store")
+@click.option("--spans", type=click.IntRange(min=1000), default=100_000, show_default=True, help="How many to apply.")
+@click.option("--size", type=click.IntRange(700, 200_000), default=1100, show_default=True, help="Bytes of a span.")
+@click.option("--open", "open_rollouts", type=click.IntRange(1, 100_000), default=100, show_default=True,
+              help="Rollouts that record spans at the same time.")  # fmt: skip
+@output_option
+def store_command(spans: int, size: int, open_rollouts: int, output: str) -> None:
+    """Spans from a log in a temporary folder through one sink process into the state store of the settings.
+
+    With AGL_STREAM_STORE_URL=cassandra://... into a keyspace of its own there, which is dropped afterwards.
+    """
+    from agl_stream.bench import store as bench
+
+    with _progress("spans applied") as progress:
+        result = bench.run(spans=spans, size=size, open_rollouts=open_rollouts, progress=progress)
+    if output == "json":
+        emit_json(result)
+        return
+    click.echo(
+        f"{result['spans_per_second']:,.0f} spans/s into {result['store']}; the sink's CPU "
+        f"{result['sink_cpu_us']:g} us a span"
+    )
+    for name in ("sizes", "machine", "versions"):
+        click.echo(f"\n{name}")
+        click.echo(table(["what", "figure"], result[name].items()))
 
 
 @command.command("broker")

@@ -106,6 +106,15 @@ def apply_layout(settings: Settings, address: Address) -> list[Change]:
         connection.close()
 
 
+def drop_keyspace(settings: Settings, address: Address) -> None:
+    """Remove a keyspace that was made for a measurement, with everything in it."""
+    connection = Connection(settings, address, keyspace=False)
+    try:
+        _change(connection, f"DROP KEYSPACE IF EXISTS {address.keyspace}")
+    finally:
+        connection.close()
+
+
 def _plan(connection: Connection, settings: Settings) -> list[Change]:
     address = connection.address
     replication = _read(connection, _KEYSPACE, address.keyspace)

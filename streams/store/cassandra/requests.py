@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from agl_stream.streams.store.cassandra.connection import Connection, explain
+from cassandra.query import BatchStatement, BatchType, BoundStatement
 
-try:
-    from cassandra.query import BatchStatement, BatchType
-except ImportError:  # told by connection.py, which is imported first
-    raise
+from agl_stream.streams.store.cassandra.connection import Connection, explain
 
 if TYPE_CHECKING:
     from cassandra.cluster import ResponseFuture
@@ -24,6 +22,15 @@ BATCH_BYTES = 200_000
 PAGE_ROWS = 1000
 
 Partition = tuple[Any, ...]
+
+_PACK: dict[str, Callable[[Any], bytes]] = {
+    "text": str.encode,
+    "varchar": str.encode,
+    "bigint": struct.Struct(">q").pack,
+    "int": struct.Struct(">i").pack,
+    "blob": bytes,
+}
+"""Types of the native protocol, as far as tables here have them."""
 
 
 class Writes:
@@ -47,19 +54,33 @@ class Writes:
         flight = _Flight(connection)
         try:
             for (statement, _), rows in self._rows.items():
-                prepared = connection.prepared(statement)
+                bind = _Binder(connection.prepared(statement))
                 for chunk in _chunks(rows):
                     if len(chunk) == 1:
-                        flight.send(prepared, chunk[0])
+                        flight.send(bind(chunk[0]))
                     else:
                         batch = BatchStatement(BatchType.UNLOGGED)
                         batch.is_idempotent = True
                         for row in chunk:
-                            batch.add(prepared, row)
-                        flight.send(batch, None)
+                            batch.add(bind(row))
+                        flight.send(batch)
         finally:
             flight.land()
         flight.check()
+
+
+class _Binder:
+    """Binds rows of Python values. The driver's own ``bind`` looks at each value's type anew, which costs five times
+    as much: most of what a span cost."""
+
+    def __init__(self, prepared: Any) -> None:
+        self._prepared = prepared
+        self._packs = [_PACK[column.type.typename] for column in prepared.column_metadata]
+
+    def __call__(self, row: tuple[Any, ...]) -> BoundStatement:
+        bound = BoundStatement(self._prepared)
+        bound.values = [pack(value) for pack, value in zip(self._packs, row, strict=True)]
+        return bound
 
 
 class _Flight:
@@ -71,7 +92,7 @@ class _Flight:
         self._room = threading.BoundedSemaphore(WRITES_AT_ONCE)
         self._error: BaseException | None = None
 
-    def send(self, statement: Any, values: Any) -> None:
+    def send(self, statement: Any) -> None:
         """Waits for room; sends nothing more once something has failed."""
         self._room.acquire()
         if self._error is not None:
@@ -79,7 +100,7 @@ class _Flight:
             return
         try:
             with self._connection.explained():
-                future = self._session.execute_async(statement, values)
+                future = self._session.execute_async(statement)
         except BaseException:
             self._room.release()
             raise

@@ -115,7 +115,7 @@ class _Batch:
         for record in records:
             event = record.event
             rollout_id, attempt_id, at = key(event["rollout_id"]), key(event["attempt_id"]), event["occurred_at_us"]
-            body = cells.body_of("SpanRecorded", event)
+            body = cells.body_of_record("SpanRecorded", record)
             bucket, opened = place((rollout_id, attempt_id), record.offset, len(body))
             if opened:
                 add(statements.PUT_SPAN_BUCKET, 1, (rollout_id, attempt_id, bucket, cells.of_time(at)))
@@ -147,7 +147,7 @@ class _Batch:
             rollout_id, version, run_id = cells.key(event["rollout_id"]), event["version"], run_scope(event["run_id"])
             rank = cells.rank_by_place(record.offset)
             stamp = cells.of_version(self._base((record.topic, record.partition)), version)
-            body = cells.cell(rank, cells.body_of("RolloutStateChanged", event))
+            body = cells.cell(rank, cells.body_of_record("RolloutStateChanged", record))
             head = cells.cell(rank, cells.head(rollout_head(event)))
             bucket = event["requested_at_us"] // DAY_US * ROLLOUT_SHARDS + shard_of(rollout_id, ROLLOUT_SHARDS)
             self.writes.add(statements.PUT_ROLLOUT, 1, (rollout_id, version, body, stamp))
@@ -160,7 +160,7 @@ class _Batch:
             rollout_id = cells.key(event["rollout_id"])
             base = self._base((record.topic, record.partition))
             stamp = cells.of_revision(base, event["revision"], event["spans_total"])
-            body = cells.cell(cells.rank_by_place(record.offset), cells.body_of("TripletsJoined", event))
+            body = cells.cell(cells.rank_by_place(record.offset), cells.body_of_record("TripletsJoined", record))
             self.writes.add(statements.PUT_TRIPLETS, 1, (rollout_id, body, stamp))
             self.writes.add(statements.LIST_TRIPLETS, 1, (shard_of(rollout_id, TRIPLET_SHARDS), rollout_id, _ONCE))
 
@@ -171,7 +171,7 @@ class _Batch:
             resources_id, version = cells.key(event["resources_id"]), event["version"]
             bucket = version // RESOURCES_BUCKET
             head = cells.cell(rank, cells.head(_resources_head(event)))
-            body = cells.cell(rank, cells.body_of("ResourcesPublished", event))
+            body = cells.cell(rank, cells.body_of_record("ResourcesPublished", record))
             stamp = cells.of_time(event["occurred_at_us"])
             self.writes.add(statements.PUT_RESOURCES, 2, (resources_id, bucket, version, head, body, stamp))
             self._list("resources", resources_id, bucket)
@@ -180,7 +180,7 @@ class _Batch:
         for record in records:
             event = record.event
             worker_id = cells.key(event["worker_id"])
-            body = cells.cell(cells.rank_by_names(event["event_id"]), cells.body_of("WorkerHeartbeat", event))
+            body = cells.cell(cells.rank_by_names(event["event_id"]), cells.body_of_record("WorkerHeartbeat", record))
             shard, stamp = shard_of(worker_id, WORKER_SHARDS), cells.of_time(event["occurred_at_us"])
             self.writes.add(statements.PUT_WORKER, 1, (shard, worker_id, body, stamp))
 
@@ -192,7 +192,7 @@ class _Batch:
             bucket = step // BATCH_BUCKET
             told = [event["learner_id"], step, event["run_id"], [_settlement(entry) for entry in event["rollouts"]]]
             head = cells.cell(rank, cells.head(told))
-            body = cells.cell(rank, cells.body_of("BatchTrained", event))
+            body = cells.cell(rank, cells.body_of_record("BatchTrained", record))
             stamp = cells.of_time(event["ended_at_us"])
             self.writes.add(statements.PUT_BATCH, 2, (learner_id, bucket, step, head, body, stamp))
             self._list("batches", learner_id, bucket)
@@ -203,7 +203,7 @@ class _Batch:
             rank = cells.rank_by_names(event["event_id"], event["rejected_by"], event["detail"])
             source, bucket, key = reject_place(event)
             head = cells.cell(rank, cells.head(_reject_head(event)))
-            body = cells.cell(rank, cells.body_of("RecordRejected", event))
+            body = cells.cell(rank, cells.body_of_record("RecordRejected", record))
             stamp = cells.of_time(event["occurred_at_us"])
             self.writes.add(statements.PUT_REJECT, 2, (cells.key(source), bucket, key, head, body, stamp))
             self._list("rejects", cells.key(source), bucket)
