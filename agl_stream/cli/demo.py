@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from agl_stream.cli.engine_options import engine_options
 from agl_stream.cli.output import emit_json, human_seconds, output_option, table
 
 
@@ -20,6 +21,7 @@ from agl_stream.cli.output import emit_json, human_seconds, output_option, table
 @click.option(
     "--runner-slots", type=click.IntRange(min=1), default=64, show_default=True, help="Rollouts at once in each runner."
 )
+@engine_options
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Run in this folder and keep it.")
 @output_option
 def command(
@@ -29,6 +31,9 @@ def command(
     seed: int,
     runners: int,
     runner_slots: int,
+    engine: str,
+    store: str | None,
+    registry: str,
     keep: Path | None,
     output: str,
 ) -> None:
@@ -42,26 +47,31 @@ def command(
     from agl_stream.demo.plan import DemoPlan
     from agl_stream.demo.run import run_demo
     from agl_stream.demo.view import PlainView, RichView
+    from agl_stream.local.engines import Engines
     from agl_stream.local.stopping import stop_on_signals
     from agl_stream.local.workplace import workplace
 
+    engines = Engines(engine, store or "", registry)
     plan = DemoPlan(steps, prompts, samples, seed, runners, runner_slots)
     live = output == "text" and sys.stdout.isatty()
     view = RichView() if live else PlainView(sys.stdout if output == "text" else sys.stderr)
     with stop_on_signals() as stop, workplace(keep) as folder:
         try:
-            result = run_demo(plan, folder, view, stop)
+            result = run_demo(plan, folder, view, stop, engines)
         finally:
             view.close()
     if output == "json":
         emit_json(result)
     else:
-        click.echo(report(result, keep))
+        click.echo(report(result, keep, engines.options()))
     click.get_current_context().exit(0 if result["ok"] else 1)
 
 
-def report(result: dict[str, Any], keep: Path | None) -> str:
-    """The end of the demo in words: what was learned, where the time went, what to type next."""
+def report(result: dict[str, Any], keep: Path | None, options: str = "") -> str:
+    """The end of the demo in words: what was learned, where the time went, what to type next.
+
+    `options`: those that choose the engines which a kept folder is for.
+    """
     rollouts = result["rollouts"]
     heldout = result["heldout"]
     lines = [
@@ -96,7 +106,7 @@ def report(result: dict[str, Any], keep: Path | None) -> str:
     lines += ["", *(f"PROBLEM: {problem}" for problem in result["problems"])]
     lines += ["what to type next"]
     if keep is not None:
-        lines.append(f"  agl-stream up --dir {keep}          look around in what the demo left: show, tail, status")
+        lines.append(f"  agl-stream up --dir {keep}{options}    look around in what the demo left: show, tail, status")
     else:
         lines.append("  agl-stream demo --keep demo-data   the same, and keep the folder with the log")
     lines += [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agl_stream.cli.engine_options import engine_options
 from agl_stream.cli.output import emit_json, human_bytes, output_option
 from agl_stream.cli.shared import load_settings
 
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from agl_stream.local.data_folder import Endpoints
     from agl_stream.local.system import Ports
 
-BROKER_PORT, REGISTRY_PORT, GATEWAY_PORT = 9092, 8081, 4747
+BROKER_PORT, REGISTRY_PORT, GATEWAY_PORT, STORE_PORT = 9092, 8081, 4747, 9042
 
 
-def claim_ports(broker: int | None, registry: int | None, gateway: int | None) -> tuple[Ports, list[str]]:
+def claim_ports(
+    broker: int | None, registry: int | None, gateway: int | None, store: int | None = None
+) -> tuple[Ports, list[str]]:
     """The ports to use, and a line for each default that had to give way; PortInUse for a given one in use."""
     from agl_stream.local.system import Ports
     from agl_stream.supervise import claim_port
@@ -29,6 +32,7 @@ def claim_ports(broker: int | None, registry: int | None, gateway: int | None) -
         (broker, BROKER_PORT, "--broker-port"),
         (registry, REGISTRY_PORT, "--registry-port"),
         (gateway, GATEWAY_PORT, "--gateway-port"),
+        (store, STORE_PORT, "--store-port"),
     ):
         port, replaced = claim_port(wanted, default, option=option, taken=taken)
         taken.append(port)
@@ -42,6 +46,10 @@ def claim_ports(broker: int | None, registry: int | None, gateway: int | None) -
 @click.option("--registry-port", type=click.IntRange(1, 65535), help=f"Default {REGISTRY_PORT}, or a free one.")
 @click.option("--gateway-port", type=click.IntRange(1, 65535), help=f"Default {GATEWAY_PORT}, or a free one.")
 @click.option(
+    "--store-port", type=click.IntRange(1, 65535), help=f"Of --store cassandra. Default {STORE_PORT}, or a free one."
+)
+@engine_options
+@click.option(
     "--upstream", metavar="URL", help="OpenAI-compatible server behind the gateway [env AGL_STREAM_UPSTREAM_URL]."
 )
 @click.option("--upstream-model", metavar="NAME", help="Model agents are given [env AGL_STREAM_UPSTREAM_MODEL].")
@@ -50,6 +58,10 @@ def command(
     broker_port: int | None,
     registry_port: int | None,
     gateway_port: int | None,
+    store_port: int | None,
+    engine: str,
+    store: str | None,
+    registry: str,
     upstream: str | None,
     upstream_model: str | None,
     output: str,
@@ -61,6 +73,7 @@ def command(
     line is printed once all is ready: bootstrap_servers, registry_url, gateway_url, data_dir.
     """
     from agl_stream.local.data_folder import DataFolder
+    from agl_stream.local.engines import Engines
     from agl_stream.local.stopping import stop_on_signals
     from agl_stream.local.system import LocalSystem
     from agl_stream.supervise import Supervisor
@@ -71,12 +84,15 @@ def command(
     def note(line: str) -> None:
         click.echo(f"agl-stream: {line}", err=True)
 
+    engines = Engines(engine, store or "", registry)
+    engines.fetch(settings, note)
     with stop_on_signals() as stop, DataFolder(settings.folder) as folder:
-        ports, notes = claim_ports(broker_port, registry_port, gateway_port)
+        ports, notes = claim_ports(broker_port, registry_port, gateway_port, store_port)
         for line in notes:
-            note(line)
+            if engines.store == "cassandra" or "--store-port" not in line:
+                note(line)
         with Supervisor(folder.log_dir, notify=note) as supervisor:
-            system = LocalSystem(folder, supervisor, ports, settings)
+            system = LocalSystem(folder, supervisor, ports, settings, engines)
             system.start(cancelled=stop)
             if not stop.is_set():
                 folder.publish(system.endpoints, system.settings())

@@ -16,6 +16,7 @@ from agl_stream.demo.verdict import Figures, summary
 from agl_stream.demo.view import Snapshot, View
 from agl_stream.errors import AglStreamError
 from agl_stream.local.data_folder import DataFolder
+from agl_stream.local.engines import Engines
 from agl_stream.local.system import LocalSystem, Ports
 from agl_stream.settings import Settings
 from agl_stream.supervise import RestartPolicy, Supervisor, free_ports
@@ -51,7 +52,7 @@ class Phases:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
 
-def run_demo(plan: DemoPlan, folder_path: Path, view: View, stop: threading.Event) -> dict[str, Any]:
+def run_demo(plan: DemoPlan, folder_path: Path, view: View, stop: threading.Event, engines: Engines) -> dict[str, Any]:
     """Start everything, train, stop everything; returns the summary (see `verdict.summary`).
 
     Raises ProcessFailed when a process cannot be kept alive, Interrupted when `stop` is set meanwhile.
@@ -62,13 +63,14 @@ def run_demo(plan: DemoPlan, folder_path: Path, view: View, stop: threading.Even
         folder = stack.enter_context(DataFolder(folder_path))
         with phases.phase("preparing"):
             view.update(Snapshot("preparing the model and tasks", 0, plan.steps))
+            engines.fetch(Settings.load(), view.note)
             files = prepare_files(plan, folder.path)
         supervisor = stack.enter_context(Supervisor(folder.log_dir, policy=_POLICY, notify=view.note))
-        broker, registry, gateway, server = free_ports(4)
+        broker, registry, gateway, server, store = free_ports(5)
         settings = replace(
             Settings.load(), dir=str(folder.path), upstream_url=f"http://127.0.0.1:{server}/v1", namespace="agl"
         )
-        system = LocalSystem(folder, supervisor, Ports(broker, registry, gateway), settings)
+        system = LocalSystem(folder, supervisor, Ports(broker, registry, gateway, store), settings, engines)
         with phases.phase("starting"):
             view.update(Snapshot("starting", 0, plan.steps))
             others = [serve_spec(system, plan, files, server), *runner_specs(system, plan)]

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 from agl_stream import connections
 from agl_stream.local.data_folder import DataFolder, Endpoints
+from agl_stream.local.engines import Engines
 from agl_stream.settings import ENV_PREFIX, Settings
 from agl_stream.supervise import ProcessSpec, Supervisor
 
 _HOST = "127.0.0.1"
+_EMBEDDED = Engines()
+
+# A Java server on a machine that is busy with the others.
+_REAL_READY_SECONDS, _REAL_STOP_SECONDS = 150.0, 40.0
 
 
 @dataclass(frozen=True)
@@ -22,18 +27,31 @@ class Ports:
     broker: int
     registry: int
     gateway: int
+    store: int = 0
+    """Of a Cassandra that is started here."""
 
 
 class LocalSystem:
     """Starts the parts in the order in which they need each other. The supervisor stops them."""
 
-    def __init__(self, folder: DataFolder, supervisor: Supervisor, ports: Ports, settings: Settings) -> None:
-        """`settings` gives what is not decided by folder and ports: namespace, upstream, partitions and so on."""
+    def __init__(
+        self,
+        folder: DataFolder,
+        supervisor: Supervisor,
+        ports: Ports,
+        settings: Settings,
+        engines: Engines = _EMBEDDED,
+    ) -> None:
+        """`settings` gives what is not decided by folder, ports and engines: namespace, upstream, partitions and so on.
+
+        What real engines need has to be fetched before (`Engines.fetch`).
+        """
         self._supervisor = supervisor
         self._ports = ports
+        self._engines = engines
         self.endpoints = Endpoints(
             bootstrap_servers=f"{_HOST}:{ports.broker}",
-            registry_url=f"http://{_HOST}:{ports.registry}",
+            registry_url=engines.registry_url(_HOST, ports.registry),
             gateway_url=f"http://{_HOST}:{ports.gateway}",
             data_dir=str(folder.path),
         )
@@ -46,6 +64,8 @@ class LocalSystem:
             ENV_PREFIX + "UPSTREAM_MODEL": settings.upstream_model,
             ENV_PREFIX + "NAMESPACE": settings.namespace,
             ENV_PREFIX + "PARTITIONS": str(settings.partitions),
+            ENV_PREFIX + "REPLICATION_FACTOR": "1",  # One broker, whatever is configured for a cluster.
+            ENV_PREFIX + "STORE_URL": engines.store_url(_HOST, ports.store, settings),
         }
 
     def settings(self) -> Settings:
@@ -59,6 +79,8 @@ class LocalSystem:
             upstream_model=self._environment[ENV_PREFIX + "UPSTREAM_MODEL"],
             namespace=self._environment[ENV_PREFIX + "NAMESPACE"],
             partitions=int(self._environment[ENV_PREFIX + "PARTITIONS"]),
+            replication_factor=1,
+            store_url=self._environment[ENV_PREFIX + "STORE_URL"],
         )
 
     def spec(
@@ -86,14 +108,10 @@ class LocalSystem:
         Raises ProcessFailed when a process does not start, AglStreamError when topics or schemas are refused.
         """
         supervisor, ports = self._supervisor, self._ports
-        supervisor.start(
-            self.spec("broker", "broker", "--port", str(ports.broker)),
-            self.spec("registry", "registry", "--port", str(ports.registry)),
-            cancelled=cancelled,
-        )
+        supervisor.start(*self._engine_specs(), cancelled=cancelled)
         if cancelled is not None and cancelled.is_set():
             return
-        self._prepare_log()
+        self._prepare()
         supervisor.spawn(
             self.spec("lifecycle", "streams", "--only", "lifecycle,watchdog"),
             self.spec("sink", "streams", "--only", "sink"),
@@ -104,9 +122,36 @@ class LocalSystem:
         supervisor.spawn(*others)
         supervisor.wait_ready(cancelled)
 
-    def _prepare_log(self) -> None:
+    def _engine_specs(self) -> list[ProcessSpec]:
+        ports, engines = self._ports, self._engines
+        if engines.log == "kafka":
+            specs = [self._real("kafka", "kafka", ports.broker)]
+        else:
+            specs = [self.spec("broker", "broker", "--port", str(ports.broker))]
+        if engines.registry == "apicurio":
+            specs.append(self._real("apicurio", "registry", ports.registry))
+        else:
+            specs.append(self.spec("registry", "registry", "--port", str(ports.registry)))
+        if engines.store == "cassandra":
+            specs.append(self._real("cassandra", "cassandra", ports.store))
+        return specs
+
+    def _real(self, name: str, engine: str, port: int) -> ProcessSpec:
+        return self.spec(
+            name,
+            *("engines", "start", engine, "--foreground", "--port", f"{engine}={port}"),
+            ready_timeout_seconds=_REAL_READY_SECONDS,
+            stop_timeout_seconds=_REAL_STOP_SECONDS,
+        )
+
+    def _prepare(self) -> None:
+        """Topics, schemas and tables, before anybody asks for them."""
         from agl_stream.cli.topics import apply
+        from agl_stream.streams.store.address import is_cassandra
+        from agl_stream.streams.store.layout import apply_store
 
         settings = self.settings()
         apply(settings)
         connections.registry_client(settings).register_all()
+        if is_cassandra(settings):
+            apply_store(settings)

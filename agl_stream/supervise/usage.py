@@ -22,7 +22,25 @@ class ProcessUsage:
 
 
 def of_living(pid: int) -> ProcessUsage:
-    """Usage so far of a living process; zeros when it is gone or the system has no /proc."""
+    """Usage so far of a living process with all that it started; zeros when it is gone or there is no /proc."""
+    own = _of_one(pid)
+    for child in _children(pid):
+        used = of_living(child)
+        own = ProcessUsage(own.cpu_seconds + used.cpu_seconds, own.max_rss_bytes + used.max_rss_bytes)
+    return own
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in (_PROC / str(pid) / "task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    except OSError:
+        pass  # It ended meanwhile, or this kernel does not tell.
+    return found
+
+
+def _of_one(pid: int) -> ProcessUsage:
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
         status = (_PROC / str(pid) / "status").read_text()

@@ -1,4 +1,4 @@
-"""Apicurio Registry, which speaks the Confluent registry's protocol. It keeps its schemas in memory."""
+"""Apicurio Registry, which speaks the Confluent registry's protocol. Its database is a file of the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from agl_stream.infra.servers.process import ServerProcess
 
 
 class Apicurio(Engine):
-    """One registry; a restart forgets what was registered. `conf` are system properties of the server."""
+    """One registry. `conf` are system properties of the server.
+
+    Schemas keep their ids over restarts and kills: by default Apicurio would forget them, and the records that name
+    them could no longer be read.
+    """
 
     def __init__(
         self,
@@ -31,7 +35,14 @@ class Apicurio(Engine):
         files = home.fetch(APICURIO)
         self.version = home.version(APICURIO, "apicurio-registry-app").removesuffix(".Final")
         self.port = keep_port(self, "http", port, prefer_port)
-        properties = {"quarkus.http.host": HOST, "quarkus.http.port": self.port, **(conf or {})}
+        # What is committed is written at once (H2 would wait half a second for more).
+        database = f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0"
+        properties = {
+            "quarkus.http.host": HOST,
+            "quarkus.http.port": self.port,
+            "quarkus.datasource.jdbc.url": database,
+            **(conf or {}),
+        }
         (runner,) = files.glob("apicurio-registry-app-*-runner.jar")
         command = java_command(
             files,

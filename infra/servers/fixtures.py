@@ -83,10 +83,16 @@ def apicurio() -> Iterator[Apicurio]:
 
 
 @pytest.fixture(scope="session")
-def connect(kafka: Kafka) -> Iterator[Connect]:
+def connect_worker(kafka: Kafka) -> Iterator[Connect]:
     """A Kafka Connect worker on `kafka`: `url`."""
     with running("connect", lambda folder: Connect(folder, kafka.bootstrap_servers)) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def connect(connect_worker: Connect) -> Connect:
+    """`connect_worker`, where no fixture of that room takes the name."""
+    return connect_worker
 
 
 @pytest.fixture(scope="session")

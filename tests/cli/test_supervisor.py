@@ -84,6 +84,18 @@ def test_a_killed_process_comes_back_with_its_log_and_usage_kept(
     assert "SIGKILL" in notes[0]
 
 
+def test_usage_counts_what_a_process_started(supervisor: Supervisor, tmp_path: Path) -> None:
+    """As the servers that stand behind a process which only keeps them."""
+    hungry = f"b = bytearray(80_000_000); open({str(tmp_path / 'full')!r}, 'w').close(); import time; time.sleep(600)"
+    keeper = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {hungry!r}]); print('ready', flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    supervisor.start(python(keeper))
+    until((tmp_path / "full").exists)
+    assert supervisor.usage()["thing"].max_rss_bytes > 80_000_000
+
+
 def test_a_process_that_keeps_dying_is_given_up_with_its_last_lines(supervisor: Supervisor) -> None:
     supervisor.start(
         python("import sys; print('ready', flush=True); print('no such disk', file=sys.stderr); sys.exit(4)")
