@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import typing
-import uuid
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,61 +16,9 @@ from kio.serial import entity_writer
 
 from agl_stream.infra.embedded.protocol.apis import APIS, decode_request
 from agl_stream.infra.embedded.protocol.wire import MAX_ARRAY_ELEMENTS, Cursor, MalformedMessage, entity_codec
+from tests.infra.messages import entity_of, random_message, shape_of
 
 SPOKEN = [(api.name, version) for api in APIS.values() for version in range(api.first, api.last + 1)]
-_INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "timedelta_i32": 32, "timedelta_i64": 40}
-
-
-def _entity(name: str, version: int, kind: str) -> type:
-    prefix = "".join(part.title() for part in name.split("_"))
-    return getattr(importlib.import_module(f"kio.schema.{name}.v{version}"), prefix + kind)
-
-
-def _primitive(kind: str, random: Random) -> Any:
-    if kind in _INTEGERS:
-        bits = _INTEGERS[kind]
-        return random.choice([0, -1, random.randrange(-(2 ** (bits - 1)), 2 ** (bits - 1))])
-    length = random.choice([0, 1, 20, 300])
-    return {
-        "string": "".join(random.choices("aé漢 \x00", k=length)),
-        "bytes": random.randbytes(length),
-        "records": random.randbytes(length),
-        "bool": random.random() < 0.5,
-        "error_code": int(random.choice(list(ErrorCode))),
-        "datetime_i64": random.randrange(4_000_000_000) * 1000,
-        "uuid": uuid.UUID(bytes=random.randbytes(16)),
-    }[kind]
-
-
-def _message(entity: type, random: Random) -> dict[str, Any]:
-    """A random message with every field but the tagged ones."""
-    hints = typing.get_type_hints(entity)
-    message: dict[str, Any] = {}
-    for field in dataclasses.fields(entity):
-        if "tag" in field.metadata:
-            continue
-        item, is_array, nullable = _shape(hints[field.name])
-        kind = field.metadata.get("kafka_type")
-        # kio writes a null uuid as zeros, which reads back as the zero uuid
-        if nullable and kind != "uuid" and random.random() < 0.3:
-            message[field.name] = None
-            continue
-        values = [
-            _message(item, random) if dataclasses.is_dataclass(item) else _primitive(str(kind), random)
-            for _ in range(random.choice([0, 1, 3, 130]) if is_array and not dataclasses.is_dataclass(item) else 2)
-        ]
-        message[field.name] = values if is_array else values[0] if values else _primitive(str(kind), random)
-    return message
-
-
-def _shape(hint: Any) -> tuple[Any, bool, bool]:
-    """(item type, whether it is an array, whether it may be null)"""
-    arguments = typing.get_args(hint)
-    nullable = type(None) in arguments
-    if nullable:
-        hint = next(argument for argument in arguments if argument is not type(None))
-    is_array = typing.get_origin(hint) is tuple
-    return (typing.get_args(hint)[0] if is_array else hint), is_array, nullable
 
 
 def _as_kio(entity: type, message: dict):
@@ -83,7 +28,7 @@ def _as_kio(entity: type, message: dict):
     for field in dataclasses.fields(entity):
         if field.name not in message:
             continue
-        item, _, _ = _shape(hints[field.name])
+        item, _, _ = shape_of(hints[field.name])
         value = message[field.name]
         kind = field.metadata.get("kafka_type")
         if value is None:
@@ -115,9 +60,9 @@ def _plain(value):
 
 @pytest.mark.parametrize(("name", "version"), SPOKEN)
 def test_requests_are_read_as_kio_writes_them(name, version):
-    entity = _entity(name, version, "Request")
+    entity = entity_of(name, version, "Request")
     for seed in range(3):
-        message = _message(entity, Random(seed))
+        message = random_message(entity, Random(seed))
         written = io.BytesIO()
         entity_writer(entity)(written, _as_kio(entity, message))
         cursor = Cursor(memoryview(written.getvalue()))
@@ -128,9 +73,9 @@ def test_requests_are_read_as_kio_writes_them(name, version):
 
 @pytest.mark.parametrize(("name", "version"), SPOKEN)
 def test_responses_are_written_as_kio_writes_them(name, version):
-    entity = _entity(name, version, "Response")
+    entity = entity_of(name, version, "Response")
     for seed in range(3):
-        message = _message(entity, Random(seed))
+        message = random_message(entity, Random(seed))
         expected = io.BytesIO()
         entity_writer(entity)(expected, _as_kio(entity, message))
         parts: list = []

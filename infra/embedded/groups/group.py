@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,6 +151,14 @@ class Group:
         leader = self.members.get(self.leader_id or "", members[0])
         return max((name for name in leader.protocols if name in common), key=lambda name: votes[name])
 
+    def may_read(self, topic: str) -> bool:
+        """Whether a member has subscribed to a topic, or does not say in a way that we understand."""
+        return any(
+            topics is None or topic in topics
+            for member in self.members.values()
+            for topics in map(_subscribed_topics, member.protocols.values())
+        )
+
     # Where are they?
 
     @property
@@ -167,3 +176,19 @@ class Group:
         self.protocol = self.choose_protocol() if self.members else None
         for member in self.members.values():
             member.assignment, member.synced = b"", False
+
+
+def _subscribed_topics(metadata: bytes) -> set[str] | None:
+    """The topics in a consumer's subscription: a version, then an array of strings. None when it is something else."""
+    try:
+        (count,) = struct.unpack_from(">i", metadata, 2)
+        topics, at = set[str](), 6
+        for _ in range(count):
+            (length,) = struct.unpack_from(">h", metadata, at)
+            at += 2 + length
+            if length < 0 or at > len(metadata):
+                return None
+            topics.add(str(metadata[at - length : at], "utf-8"))
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return topics

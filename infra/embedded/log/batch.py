@@ -28,6 +28,9 @@ TRANSACTIONAL = 0x10
 CONTROL = 0x20
 CODEC_MASK = 0x07
 
+MAX_RECORDS = 250_000
+"""Of one batch. A few kilobytes can hold millions of tiny records, compressed, and each costs time to be looked at."""
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -92,6 +95,19 @@ def check_batch(data: Buffer) -> BatchHeader:
     if crc32c(memoryview(data)[CRC_FROM:]) != header.crc:
         raise CorruptBatch("CRC mismatch")
     return header
+
+
+def why_not_produced(header: BatchHeader) -> str | None:
+    """What no producer may send although it is an intact batch; None when there is nothing against it."""
+    if header.is_control:
+        return "a control batch"
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        return "a producer id without a sequence"
+    if header.last_offset_delta != header.record_count - 1:
+        return f"{header.record_count} records over {header.last_offset_delta + 1} offsets"
+    if header.record_count > MAX_RECORDS:
+        return f"{header.record_count} records in one batch, at most {MAX_RECORDS} are taken"
+    return None
 
 
 def assigned_prefix(base_offset: int, length: int) -> bytes:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-MAX_PLAIN_BYTES = 256 * 1024 * 1024
+MAX_PLAIN_BYTES = 128 * 1024 * 1024
 """A batch that expands beyond this is treated as damaged."""
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16

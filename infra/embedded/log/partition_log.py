@@ -18,6 +18,7 @@ from pathlib import Path
 from agl_stream.infra.embedded import disk
 from agl_stream.infra.embedded.log import snapshots
 from agl_stream.infra.embedded.log.batch import (
+    MAX_RECORDS,
     BatchHeader,
     Buffer,
     CorruptBatch,
@@ -26,6 +27,7 @@ from agl_stream.infra.embedded.log.batch import (
     control_batch,
     iter_records,
     read_header,
+    why_not_produced,
 )
 from agl_stream.infra.embedded.log.metrics import COUNTERS
 from agl_stream.infra.embedded.log.producer_state import AbortedTransaction, Verdict
@@ -109,8 +111,9 @@ class PartitionLog:
             header = check_batch(batch)
         except CorruptBatch as error:
             return Appended(ErrorCode.CORRUPT_MESSAGE, message=str(error))
-        if header.is_control or (header.producer_id >= 0 and header.base_sequence < 0):
-            return Appended(ErrorCode.INVALID_RECORD, message="a control batch or a batch without a sequence")
+        objection = why_not_produced(header)
+        if objection is not None:
+            return Appended(ErrorCode.INVALID_RECORD, message=objection)
         error = check(header) if check is not None else ErrorCode.NONE
         if error is not ErrorCode.NONE:
             return Appended(error)
@@ -213,11 +216,19 @@ class PartitionLog:
         return self.producers.aborted_between(first_offset, end_offset)
 
     def offset_for_time(self, timestamp_ms: int) -> tuple[int, int]:
-        """(offset, timestamp) of the first record at or after a time, (-1, -1) when there is none."""
+        """(offset, timestamp) of the first record at or after a time, (-1, -1) when there is none.
+
+        Batches may say that they reach a time which none of their records has: the newest was compacted away, or the
+        producer lied. After so many records the next batch's word is taken, which can only be too early.
+        """
+        left = MAX_RECORDS
         for segment in self.segments:
             if segment.max_timestamp_ms < timestamp_ms or segment.next_offset <= self.start_offset:
                 continue
             for header, batch in segment.batches_reaching(timestamp_ms, self.start_offset):
+                if left <= 0:
+                    return max(header.base_offset, self.start_offset), header.max_timestamp
+                left -= header.record_count
                 try:
                     for record in iter_records(batch, header):
                         if record.timestamp_ms >= timestamp_ms and record.offset >= self.start_offset:

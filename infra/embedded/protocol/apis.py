@@ -64,7 +64,7 @@ APIS: dict[int, Api] = {
         Api(42, "delete_groups", 0, 2),
         Api(44, "incremental_alter_configs", 0, 1),
         Api(47, "offset_delete", 0, 0),
-        Api(60, "describe_cluster", 0, 0),
+        Api(60, "describe_cluster", 0, 1),
         Api(68, "consumer_group_heartbeat", 0, 1),
     )
 }

@@ -8,6 +8,9 @@ from agl_stream.infra.embedded.protocol.wire import Message
 from agl_stream.infra.embedded.server.node import LEADER_EPOCH, Caller, Node
 from agl_stream.infra.embedded.server.topics import Topic, TopicRefused
 
+ENDPOINT_BROKERS = 1
+"""DescribeCluster asks for brokers or for controllers; there is no controller apart from this broker."""
+
 
 def api_versions(node: Node, request: Message, caller: Caller) -> Message:
     return {"api_keys": supported_versions()}
@@ -56,7 +59,10 @@ def _partitions(node: Node, topic: Topic) -> list[Message]:
 
 
 def describe_cluster(node: Node, request: Message, caller: Caller) -> Message:
+    if request.get("endpoint_type", ENDPOINT_BROKERS) != ENDPOINT_BROKERS:
+        return {"error_code": ErrorCode.MISMATCHED_ENDPOINT_TYPE, "error_message": "only brokers are described here"}
     return {
+        "endpoint_type": ENDPOINT_BROKERS,
         "cluster_id": node.catalogue.cluster_id,
         "controller_id": node.config.node_id,
         "brokers": [{"broker_id": node.config.node_id, "host": node.host, "port": node.port}],

@@ -268,16 +268,20 @@ def delete_groups(node: Node, request: Message, caller: Caller) -> Message:
 
 
 def offset_delete(node: Node, request: Message, caller: Caller) -> Message:
-    """Forget single committed offsets of a group without members."""
+    """Forget single committed offsets, but of topics that a member of the group reads."""
     group_id = request["group_id"]
-    if node.groups.get(group_id) is not None:
-        return {"error_code": ErrorCode.NON_EMPTY_GROUP}
-    if group_id not in node.offsets:
+    group = node.groups.get(group_id)
+    if group is None and group_id not in node.offsets:
         return {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}
+    if group is not None and group.protocol_type != "consumer":
+        return {"error_code": ErrorCode.NON_EMPTY_GROUP}
     topics: list[Message] = []
     for topic in request["topics"]:
         numbers = [wanted["partition_index"] for wanted in topic["partitions"]]
-        error = _delete_offsets(node, group_id, [OffsetKey(topic["name"], number) for number in numbers])
+        if group is not None and group.may_read(topic["name"]):
+            error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        else:
+            error = _delete_offsets(node, group_id, [OffsetKey(topic["name"], number) for number in numbers])
         partitions = [{"partition_index": number, "error_code": error} for number in numbers]
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"topics": topics}
