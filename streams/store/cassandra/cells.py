@@ -100,7 +100,7 @@ def of_revision(base: int, revision: int, spans_total: int) -> int:
 
 def of_time(time_us: int) -> int:
     """Timestamp of what is known by its time alone."""
-    return _held(time_us)
+    return time_us if time_us >= _LEAST else _LEAST
 
 
 def _held(timestamp: int) -> int:
