@@ -35,6 +35,17 @@ class AbortedTransaction(NamedTuple):
     last_offset: int
 
 
+class KnownProducer(NamedTuple):
+    """What a partition remembers of a producer, for administrators."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    """-1 when the producer has not sent since its epoch was raised."""
+    last_seen_ms: int
+    first_open_offset: int | None
+
+
 class _Producer:
     __slots__ = ("batches", "epoch", "first_open_offset", "last_seen_ms")
 
@@ -104,6 +115,19 @@ class ProducerStates:
 
     def __len__(self) -> int:
         return len(self._producers)
+
+    def known(self) -> list[KnownProducer]:
+        """Every producer that is remembered."""
+        return [
+            KnownProducer(
+                producer_id,
+                producer.epoch,
+                producer.batches[-1][1] if producer.batches else -1,
+                producer.last_seen_ms,
+                producer.first_open_offset,
+            )
+            for producer_id, producer in self._producers.items()
+        ]
 
     @property
     def open_producers(self) -> list[int]:

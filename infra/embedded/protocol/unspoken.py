@@ -9,6 +9,7 @@ UNSPOKEN: dict[int, str] = {
     52: "Vote",
     53: "BeginQuorumEpoch",
     54: "EndQuorumEpoch",
+    55: "DescribeQuorum",
     56: "AlterPartition",
     57: "UpdateFeatures",
     58: "Envelope",

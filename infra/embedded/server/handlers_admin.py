@@ -12,6 +12,7 @@ from agl_stream.infra.embedded.server.topics import TopicRefused
 TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 SOURCE_TOPIC, SOURCE_STATIC_BROKER, SOURCE_DEFAULT = 1, 4, 5
+_CONFIG_TYPES: dict[type, int] = {bool: 1, str: 2, int: 5}
 _LIST_SETTINGS = {"cleanup.policy", "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
 
 
@@ -126,26 +127,49 @@ def _broker_settings(node: Node, name: str) -> list[Message]:
     config = node.config
     if name not in ("", str(config.node_id)):
         raise TopicRefused(ErrorCode.INVALID_REQUEST, f"this is broker {config.node_id}, not {name}")
-    values = {
-        "auto.create.topics.enable": str(config.auto_create_topics).lower(),
+    values: dict[str, bool | int | str] = {
+        "advertised.listeners": f"PLAINTEXT://{node.host}:{node.port}",
+        "auto.create.topics.enable": config.auto_create_topics,
         "broker.id": config.node_id,
+        "connections.max.idle.ms": int(config.connection_idle_seconds * 1000),
         "default.replication.factor": 1,
         "fetch.max.bytes": config.fetch_max_bytes,
         "group.initial.rebalance.delay.ms": config.group_initial_rebalance_delay_ms,
         "group.max.session.timeout.ms": config.group_max_session_timeout_ms,
+        "group.max.size": config.group_max_size,
         "group.min.session.timeout.ms": config.group_min_session_timeout_ms,
+        "log.dirs": str(node.folder),
+        "log.retention.check.interval.ms": int(config.housekeeping_seconds * 1000),
         "log.retention.ms": config.retention_ms,
         "log.segment.bytes": config.segment_bytes,
+        "max.connection.creation.rate": _or_no_limit(config.max_connection_rate),
         "max.connections": config.max_connections,
+        "max.connections.per.ip": _or_no_limit(config.max_connections_per_ip),
         "message.max.bytes": config.max_message_bytes,
         "num.partitions": config.default_partitions,
+        "offset.metadata.max.bytes": config.offset_metadata_max_bytes,
+        "offsets.retention.minutes": config.offsets_retention_ms // 60_000,
+        "producer.id.expiration.ms": config.producer_id_expiration_ms,
+        "queued.max.request.bytes": config.queued_max_request_bytes,
         "socket.request.max.bytes": config.max_request_bytes,
         "transaction.max.timeout.ms": config.transaction_max_timeout_ms,
+        "transactional.id.expiration.ms": config.transactional_id_expiration_ms,
     }
     return [
-        {"name": key, "value": str(value), "config_source": SOURCE_STATIC_BROKER, "read_only": True}
+        {
+            "name": key,
+            "value": str(value).lower() if isinstance(value, bool) else str(value),
+            "config_source": SOURCE_STATIC_BROKER,
+            "config_type": _CONFIG_TYPES[type(value)],
+            "read_only": True,
+        }
         for key, value in values.items()
     ]
+
+
+def _or_no_limit(value: float | None) -> int:
+    """Kafka's way to say that there is no limit."""
+    return 2**31 - 1 if value is None else int(value)
 
 
 def alter_configs(node: Node, request: Message, caller: Caller) -> Message:

@@ -41,10 +41,11 @@ def _describe(node: Node, name: str, may_create: bool) -> Message:
         topic = node.catalogue.require(name)
     except TopicRefused as refusal:
         return {"name": name, "error_code": refusal.error}
-    return {"name": name, "partitions": _partitions(node, topic)}
+    return {"name": name, "partitions": describe_partitions(node, topic)}
 
 
-def _partitions(node: Node, topic: Topic) -> list[Message]:
+def describe_partitions(node: Node, topic: Topic) -> list[Message]:
+    """Every partition as Metadata and DescribeTopicPartitions tell it."""
     replicas = (node.config.node_id,)
     return [
         {

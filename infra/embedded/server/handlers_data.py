@@ -15,7 +15,7 @@ from agl_stream.infra.embedded.server.node import LEADER_EPOCH, Caller, Node, Un
 
 logger = logging.getLogger(__name__)
 
-LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 
 
 def produce(node: Node, request: Message, caller: Caller) -> Message | Awaitable[Message]:
@@ -124,9 +124,11 @@ def _list_offset(log: PartitionLog | None, wanted: Message, committed_only: bool
     timestamp = wanted["timestamp"]
     if timestamp == LATEST:
         answer["offset"] = log.last_stable_offset if committed_only else log.end_offset
-    elif timestamp == EARLIEST:
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer["offset"] = log.start_offset
-    else:
+    elif timestamp < LATEST_TIERED:
+        answer["error_code"] = ErrorCode.UNSUPPORTED_VERSION
+    elif timestamp != LATEST_TIERED:
         find: Any = (
             log.offset_of_max_timestamp if timestamp == MAX_TIMESTAMP else lambda: log.offset_for_time(timestamp)
         )
@@ -169,17 +171,22 @@ def delete_records(node: Node, request: Message, caller: Caller) -> Message:
                 answer["error_code"] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 offset = log.end_offset if wanted["offset"] == -1 else wanted["offset"]
-                if not 0 <= offset <= log.end_offset:
-                    answer["error_code"] = ErrorCode.OFFSET_OUT_OF_RANGE
-                elif not log.config.delete:
+                if not log.config.delete:
                     answer["error_code"] = ErrorCode.POLICY_VIOLATION
+                elif not 0 <= offset <= log.end_offset:
+                    answer["error_code"] = ErrorCode.OFFSET_OUT_OF_RANGE
                 else:
-                    try:
-                        log.delete_before(offset)
-                        answer["low_watermark"] = log.start_offset
-                    except OSError as error:
-                        logger.error("%r: start not moved to %d (%s)", log, offset, error.strerror)
-                        answer["error_code"] = ErrorCode.KAFKA_STORAGE_ERROR
+                    answer.update(_delete_before(log, offset))
             partitions.append(answer)
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"topics": topics}
+
+
+def _delete_before(log: PartitionLog, offset: int) -> Message:
+    """The low watermark after the deletion: an earlier one may have gone further."""
+    try:
+        log.delete_before(offset)
+    except OSError as error:
+        logger.error("%r: cannot delete records before %d: %s", log, offset, error.strerror)
+        return {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
+    return {"low_watermark": log.start_offset}

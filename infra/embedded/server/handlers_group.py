@@ -16,6 +16,7 @@ from agl_stream.infra.embedded.server.node import Caller, Node
 logger = logging.getLogger(__name__)
 
 NO_OFFSET = -1
+_GROUP_TYPE = "classic"
 
 
 async def join_group(node: Node, request: Message, caller: Caller) -> Message:
@@ -241,16 +242,20 @@ def _describe(node: Node, group_id: str) -> Message:
 
 
 def list_groups(node: Node, request: Message, caller: Caller) -> Message:
-    wanted_states = request.get("states_filter") or ()
+    """Groups that are active or have offsets. Filters are names in any case; every group is of the classic type."""
+    wanted_states = {state.lower() for state in request.get("states_filter") or ()}
+    wanted_types = {kind.lower() for kind in request.get("types_filter") or ()}
+    if wanted_types and _GROUP_TYPE not in wanted_types:
+        return {"groups": ()}
     active = {group.group_id: (group.protocol_type, str(group.state)) for group in node.groups.groups()}
     empty = {
         group_id: ("consumer", str(GroupState.EMPTY)) for group_id in node.offsets.groups() if group_id not in active
     }
     return {
         "groups": [
-            {"group_id": group_id, "protocol_type": protocol_type, "group_state": state}
+            {"group_id": group_id, "protocol_type": protocol_type, "group_state": state, "group_type": _GROUP_TYPE}
             for group_id, (protocol_type, state) in {**active, **empty}.items()
-            if not wanted_states or state in wanted_states
+            if not wanted_states or state.lower() in wanted_states
         ]
     }
 

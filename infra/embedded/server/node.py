@@ -47,6 +47,7 @@ class Node:
     def __init__(self, folder: Path, config: BrokerConfig) -> None:
         """Recover everything in `folder`, also one of an older format; raises DamagedFile or OSError."""
         found_format = check_format(folder)
+        self.folder = folder
         self.config = config
         self.host = ""
         self.port = 0

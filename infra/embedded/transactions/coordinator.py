@@ -110,6 +110,14 @@ class TransactionCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.NONE
 
+    def known(self) -> list[Transaction]:
+        """Every transactional id; not to be changed."""
+        return list(self._transactions.values())
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        """One of known()."""
+        return self._transactions.get(transactional_id)
+
     # Requests
 
     def init_producer(
