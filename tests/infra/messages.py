@@ -30,6 +30,7 @@ def _primitive(kind: str, random: Random) -> Any:
         "bytes": random.randbytes(length),
         "records": random.randbytes(length),
         "bool": random.random() < 0.5,
+        "float64": random.uniform(-1e9, 1e9),
         "error_code": int(random.choice(list(ErrorCode))),
         "datetime_i64": random.randrange(4_000_000_000) * 1000,
         "uuid": uuid.UUID(bytes=random.randbytes(16)),
