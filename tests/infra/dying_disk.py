@@ -29,6 +29,7 @@ class DyingDisk:
         self._platter = platter
         self._synced: dict[int, bytes] = {}
         self._names: dict[Path, dict[str, int]] = {}
+        self._kept: list[int] = []
 
     def install(self) -> None:
         for name in ("write_at", "truncate", "sync", "sync_folder", "open_file", "make_folder", "rename", "remove"):
@@ -107,12 +108,19 @@ class DyingDisk:
             if self._random.random() < 0.5:
                 _rename(source, target)
             self.die()
+        self._keep_number(target)
         _rename(source, target)
 
     def remove(self, path):
         if path.exists() and self._hits(path.name):
             self.die()
+        self._keep_number(path)
         _remove(path)
+
+    def _keep_number(self, path):
+        """Keep the inode's number of a file that goes from being given to another: the platter may still have it."""
+        if path.exists():
+            self._kept.append(os.open(path, os.O_RDONLY))
 
 
 def _name(fd: int) -> str:

@@ -10,84 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_stream.infra.embedded.log.batch import (
-    HEADER_BYTES,
-    BatchHeader,
-    CorruptBatch,
-    build_batch,
-    check_batch,
-    iter_records,
-    read_header,
-)
+from agl_stream.infra.embedded.log.batch import HEADER_BYTES, CorruptBatch, iter_records, read_header
 from agl_stream.infra.embedded.log.partition_log import PartitionLog
-from agl_stream.infra.embedded.log.topic_config import DEFAULTS, TopicConfig
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
-
-TRANSACTIONAL = 0x10
-
-
-def record(number: int, size: int = 20) -> bytes:
-    """One encoded record with offset delta `number`, no key and `size` bytes of value."""
-
-    def varint(value: int) -> bytes:
-        value = (value << 1) ^ (value >> 63)
-        encoded = b""
-        while value > 0x7F:
-            encoded += bytes([value & 0x7F | 0x80])
-            value >>= 7
-        return encoded + bytes([value])
-
-    body = b"\0" + varint(0) + varint(number) + varint(-1) + varint(size) + b"v" * size + varint(0)
-    return varint(len(body)) + body
-
-
-def batch(
-    count: int = 1,
-    *,
-    size: int = 20,
-    producer: tuple[int, int, int] = (-1, -1, -1),
-    timestamp_ms: int = 1_000,
-    attributes: int = 0,
-) -> bytes:
-    producer_id, epoch, sequence = producer
-    like = BatchHeader(
-        0, 0, 0, 2, 0, attributes, count - 1, timestamp_ms, timestamp_ms, producer_id, epoch, sequence, count
-    )
-    return build_batch([record(number, size) for number in range(count)], like)
-
-
-def config(**overrides: str) -> TopicConfig:
-    return TopicConfig.parse({key.replace("_", "."): value for key, value in overrides.items()}, DEFAULTS)
-
-
-def open_log(folder: Path, **overrides: str) -> PartitionLog:
-    return PartitionLog("topic", 0, folder, config(**overrides))
-
-
-def headers(log: PartitionLog) -> list[BatchHeader]:
-    """Headers of everything readable, read in steps of one batch."""
-    found: list[BatchHeader] = []
-    offset = log.start_offset
-    while offset < log.end_offset:
-        data = log.read(offset, 1, log.end_offset)
-        if not data:
-            break
-        header = check_batch(data)
-        found.append(header)
-        offset = header.last_offset + 1
-    return found
+from tests.infra.logs import TRANSACTIONAL, batch, headers, open_log, release
 
 
 def what_is_known(log: PartitionLog) -> object:
     """The producers, but for when they were last seen."""
     state = log.producers.snapshot()
     return [row[:3] + row[4:] for row in state["producers"]], state["aborted"]
-
-
-def release(log: PartitionLog) -> None:
-    """Let go of the files as a killed process does: without the marks of a graceful close."""
-    for segment in log.segments:
-        segment.close()
 
 
 @pytest.fixture
