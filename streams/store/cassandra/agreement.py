@@ -9,11 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cassandra import DriverException, OperationTimedOut
-from cassandra.cluster import NoHostAvailable
-
 from agl_stream.errors import EngineUnreachable
 from agl_stream.streams.store.cassandra.connection import Connection, Session
+from agl_stream.streams.store.cassandra.driver import DriverException, NoHostAvailable, OperationTimedOut
 
 _LOCAL = "SELECT schema_version FROM system.local"
 _PEERS = "SELECT schema_version FROM system.peers_v2"

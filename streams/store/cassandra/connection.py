@@ -18,17 +18,22 @@ from agl_stream import connections
 from agl_stream.errors import EngineUnreachable, SettingError
 from agl_stream.settings import Settings
 from agl_stream.streams.store.cassandra.address import Address
-
-try:
-    from cassandra import ConsistencyLevel, DriverException, InvalidRequest, OperationTimedOut
-    from cassandra.auth import PlainTextAuthProvider
-    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
-    from cassandra.policies import DCAwareRoundRobinPolicy, ExponentialReconnectionPolicy, RetryPolicy, TokenAwarePolicy
-    from cassandra.query import tuple_factory
-except ImportError as error:
-    raise SettingError(
-        f"a cassandra:// state store needs cassandra-driver ({error}): `pip install agl-stream[cassandra]`"
-    ) from None
+from agl_stream.streams.store.cassandra.driver import (
+    EXEC_PROFILE_DEFAULT,
+    Cluster,
+    ConsistencyLevel,
+    DCAwareRoundRobinPolicy,
+    DriverException,
+    ExecutionProfile,
+    ExponentialReconnectionPolicy,
+    InvalidRequest,
+    NoHostAvailable,
+    OperationTimedOut,
+    PlainTextAuthProvider,
+    RetryPolicy,
+    TokenAwarePolicy,
+    tuple_factory,
+)
 
 Session = Any
 """A cassandra.cluster.Session; the driver's types call optional what a connected session always has."""

@@ -6,14 +6,10 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
-
-from cassandra.query import BatchStatement, BatchType, BoundStatement
+from typing import Any
 
 from agl_stream.streams.store.cassandra.connection import Connection, explain
-
-if TYPE_CHECKING:
-    from cassandra.cluster import ResponseFuture
+from agl_stream.streams.store.cassandra.driver import BatchStatement, BatchType, BoundStatement, ResponseFuture
 
 WRITES_AT_ONCE = 48
 READS_AT_ONCE = 32
