@@ -79,7 +79,8 @@ class Kafka(Engine):
         replicas, least = min(3, count), 2 if count >= 3 else 1
         port, controller_port = self.ports[number - 1], self._controller_ports[number - 1]
         voters = ",".join(f"{n}@{HOST}:{port}" for n, port in enumerate(self._controller_ports, 1))
-        own = {name: str(v).format(port=port, controller_port=controller_port) for name, v in self._conf.items()}
+        places = {"{port}": str(port), "{controller_port}": str(controller_port)}
+        own = {name: fill(str(value), places) for name, value in self._conf.items()}
         return {
             **read_properties(CONFIG_FOLDER / "kafka.properties"),
             "node.id": number,
@@ -144,3 +145,10 @@ class Kafka(Engine):
             drawn = base64.urlsafe_b64encode(b"\x68" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
             place.write_text(drawn)
         return place.read_text()
+
+
+def fill(text: str, places: Mapping[str, str]) -> str:
+    """`text` with its places filled; other braces, as of a pattern, stay."""
+    for place, value in places.items():
+        text = text.replace(place, value)
+    return text
