@@ -33,8 +33,26 @@ if TYPE_CHECKING:
     help="When data is forced to disk: when a segment is closed, also every second, also before each acknowledgement. "
     "A kill of the process loses nothing in any case; a power cut may lose what was not forced.",
 )
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics there; 0: a free port.")
+@click.option(
+    "--max-connections", type=click.IntRange(min=1), default=1000, show_default=True, help="Clients beyond are closed."
+)
+@click.option("--producer-byte-rate", type=click.FloatRange(min=1), help="Bytes a second that each client id may send.")
+@click.option(
+    "--consumer-byte-rate", type=click.FloatRange(min=1), help="Bytes a second that each client id may fetch."
+)
 @output_option
-def command(port: int, auto_create_topics: bool, default_partitions: int, flush: FlushPolicy, output: str) -> None:
+def command(
+    port: int,
+    auto_create_topics: bool,
+    default_partitions: int,
+    flush: FlushPolicy,
+    metrics_port: int | None,
+    max_connections: int,
+    producer_byte_rate: float | None,
+    consumer_byte_rate: float | None,
+    output: str,
+) -> None:
     """Serve the Kafka protocol on 127.0.0.1 from <dir>/broker until SIGTERM or Ctrl-C.
 
     For one machine: no replication, no users, no KIP-848 groups. Prints one line when it is ready.
@@ -46,14 +64,22 @@ def command(port: int, auto_create_topics: bool, default_partitions: int, flush:
     from agl_stream.infra.embedded.server.broker import EmbeddedBroker
 
     config = BrokerConfig(
-        auto_create_topics=auto_create_topics, default_partitions=default_partitions, flush_policy=flush
+        auto_create_topics=auto_create_topics,
+        default_partitions=default_partitions,
+        flush_policy=flush,
+        metrics_port=metrics_port,
+        max_connections=max_connections,
+        producer_byte_rate=producer_byte_rate,
+        consumer_byte_rate=consumer_byte_rate,
     )
     broker = EmbeddedBroker(load_settings().folder / "broker", port=port, config=config)
 
     def announce() -> None:
         if output == "json":
-            emit_json({"bootstrap_servers": broker.bootstrap_servers, "data_dir": str(broker.data_dir)})
+            found = {"bootstrap_servers": broker.bootstrap_servers, "data_dir": str(broker.data_dir)}
+            emit_json(found if broker.metrics_url is None else {**found, "metrics_url": broker.metrics_url})
         else:
-            click.echo(f"broker ready on {broker.bootstrap_servers}, data in {broker.data_dir}")
+            metrics = "" if broker.metrics_url is None else f", metrics on {broker.metrics_url}"
+            click.echo(f"broker ready on {broker.bootstrap_servers}, data in {broker.data_dir}{metrics}")
 
     asyncio.run(serve_until_signalled(broker, announce))

@@ -55,6 +55,8 @@ class BrokerConfig:
     """A frame that has begun must be complete after this time, or the connection is closed."""
     takeover_seconds: float = 2.0
     """How long a start waits for the folder and the port, which a process that is just ending may still have."""
+    metrics_port: int | None = None
+    """Where GET /metrics is answered, 0 for a free port; None: nowhere."""
     stop_seconds: float = 5.0
     """How long a stop waits for clients to take their answers, and for the disk."""
 

@@ -14,6 +14,7 @@ from agl_stream.infra.embedded.config import BrokerConfig
 from agl_stream.infra.embedded.server.connection import Connection
 from agl_stream.infra.embedded.server.housekeeping import Housekeeping
 from agl_stream.infra.embedded.server.listener import Listener
+from agl_stream.infra.embedded.server.metrics_page import MetricsPage
 from agl_stream.infra.embedded.server.node import Node
 from agl_stream.infra.embedded.storage import FolderInUse, FolderLock
 
@@ -47,6 +48,9 @@ class EmbeddedBroker:
         self.host = host
         self.port = port
         self.config = config or BrokerConfig()
+        self.metrics_url: str | None = None
+        """Address of the metrics page, while the broker runs with `metrics_port`."""
+        self._metrics_page: MetricsPage | None = None
         self._running = False
 
     @property
@@ -76,6 +80,7 @@ class EmbeddedBroker:
                 ) from error
             try:
                 await self._listen(deadline)
+                await self._open_metrics_page()
             except BaseException:
                 await self.node.close()
                 raise
@@ -115,11 +120,28 @@ class EmbeddedBroker:
             await asyncio.sleep(_TAKEOVER_LOOK_SECONDS)
         node.host, node.port = self.host, self.port
 
+    async def _open_metrics_page(self) -> None:
+        wanted = self.config.metrics_port
+        if wanted is None:
+            return
+        page = MetricsPage(self.node, self._listener)
+        try:
+            port = await page.open(self.host, wanted)
+        except OSError as error:
+            await self._listener.close(0)
+            raise PortInUse(
+                f"broker: the metrics port {wanted} on {self.host} cannot be used ({error.strerror}). "
+                "Stop what uses it, or give another with --metrics-port (0 takes a free one)."
+            ) from error
+        self._metrics_page, self.metrics_url = page, f"http://{self.host}:{port}/metrics"
+
     async def stop(self) -> None:
         """Answer what clients have asked already, close the connections, flush, and let go of the folder."""
         if not self._running:
             return
         self._running = False
+        if self._metrics_page is not None:
+            await self._metrics_page.close()
         await self._listener.close(self.config.stop_seconds)
         await self._housekeeping.stop()
         await self.node.close()
