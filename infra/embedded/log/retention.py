@@ -25,7 +25,7 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
         and active.newest_ms < oldest_ms
         and not log.producers.open_producers
     ):
-        log.roll()
+        _close_active(log)
     doomed = 0
     excess = log.size_bytes - log.config.retention_bytes if log.config.retention_bytes >= 0 else 0
     stable = log.last_stable_offset
@@ -41,3 +41,10 @@ def apply_retention(log: PartitionLog, now_ms: int) -> int:
         logger.info("%s-%d: retention moves the start to offset %d", log.topic, log.partition, start)
         log.drop_segments_below(start)
     return doomed
+
+
+def _close_active(log: PartitionLog) -> None:
+    try:
+        log.roll()
+    except OSError as error:
+        logger.warning("%r: no room for a new segment (%s), deleting closed ones first", log, error.strerror)
