@@ -29,6 +29,7 @@ from agl_stream.streams.store.change import Change
 
 _LOCK_SECONDS = 120
 _PATIENCE_SECONDS = 150.0
+_MAKING_SECONDS = 20.0
 _REMEDY = "run `agl-stream store apply`"
 
 _BOOKKEEPING = {
@@ -91,8 +92,7 @@ def apply_layout(settings: Settings, address: Address) -> list[Change]:
             return changes
         if changes[0].action == "create":
             _change(connection, f"CREATE KEYSPACE IF NOT EXISTS {address.keyspace} WITH {changes[0].detail}")
-        with connection.explained():
-            connection.session.set_keyspace(address.keyspace)
+        _use_keyspace(connection)
         for number, (table, columns) in enumerate(_BOOKKEEPING.items()):
             # the same identifier from everybody: else two hosts that do this at once make two tables of one name
             identifier = uuid.uuid5(uuid.NAMESPACE_URL, f"agl-stream/{address.keyspace}/{number}")
@@ -202,6 +202,20 @@ def _carry_out(connection: Connection, settings: Settings, change: Change) -> No
         _note(connection, settings, migration)
     elif change.action == "configure":
         _change(connection, wanted_retention(change.thing, settings.store_span_days).alteration(change.thing))
+
+
+def _use_keyspace(connection: Connection) -> None:
+    """A keyspace that somebody else is just making is listed a moment before it can be used."""
+    deadline = time.monotonic() + _MAKING_SECONDS
+    while True:
+        try:
+            with connection.explained():
+                connection.session.set_keyspace(connection.address.keyspace)
+            return
+        except SettingError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def _note(connection: Connection, settings: Settings, migration: Migration) -> None:
