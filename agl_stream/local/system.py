@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agl_stream import connections
@@ -151,7 +152,10 @@ class LocalSystem:
         from agl_stream.streams.store.layout import apply_store
 
         settings = self.settings()
-        apply(settings)
-        connections.registry_client(settings).register_all()
-        if is_cassandra(settings):
-            apply_store(settings)
+        with ThreadPoolExecutor(1) as pool:
+            # Making the tables of a new Cassandra takes seconds, of which this process only waits.
+            tables = pool.submit(apply_store, settings) if is_cassandra(settings) else None
+            apply(settings)
+            connections.registry_client(settings).register_all()
+            if tables is not None:
+                tables.result()
