@@ -145,12 +145,18 @@ def registry_config(settings: Settings) -> dict[str, Any]:
     return config
 
 
-def registry_client(settings: Settings, *, register: bool = True) -> RegistryClient:
-    """The registry that holds the event schemas of the settings' namespace."""
+def registry_client(settings: Settings, *, register: bool | None = None) -> RegistryClient:
+    """The registry that holds the event schemas of the settings' namespace.
+
+    ``register``: whether schemas that it lacks are registered; None: as the setting register_schemas says.
+    """
     from agl_stream.schemas.registry import RegistryClient
 
     return RegistryClient(
-        settings.registry_url, namespace=settings.namespace, register=register, config=registry_config(settings)
+        settings.registry_url,
+        namespace=settings.namespace,
+        register=settings.register_schemas if register is None else register,
+        config=registry_config(settings),
     )
 
 

@@ -86,6 +86,9 @@ class Settings:
     registry_username: str = _setting("", "User of the schema registry, where it asks for one.")
     registry_password: str = _setting("", "Password of that user.", secret=True)
     registry_ca_file: str = _setting("", "PEM file of the authority that signed the registry; empty: the system's.")
+    register_schemas: bool = _setting(
+        False, "Whether processes register schemas that the registry lacks; for development. Else `schemas apply` does."
+    )
 
     # Kafka Connect
     connect_url: str = _setting("http://127.0.0.1:8083", "A worker of Kafka Connect, for `agl-stream connect`.")

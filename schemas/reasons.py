@@ -32,7 +32,7 @@ REASONS: dict[str, Reason] = {
         Reason(
             "unknown_schema",
             "The registry does not know the schema id.",
-            "Register the schema (agl-stream schemas register), or point the writer at the same registry.",
+            "Register the schema (agl-stream schemas apply), or point the writer at the same registry.",
         ),
         Reason(
             "undecodable",

@@ -14,6 +14,10 @@ from agl_stream.errors import EngineUnreachable, RegistryRefused, UnknownSchema
 from agl_stream.schemas import events
 from agl_stream.schemas.topics import EVENT_TOPIC, topic_name
 
+_COMPATIBILITY = "FULL_TRANSITIVE"
+_NO_OWN_LEVEL = 40408
+_READ_ONLY = 42205
+
 
 class Registry(Protocol):
     """The port."""
@@ -52,12 +56,12 @@ class LocalRegistry:
 class RegistryClient:
     """A registry over HTTP, through confluent-kafka's client (authentication and TLS by its own settings).
 
-    Subjects are ``<namespace>.<topic>-value``. With ``register`` (the default, for development) a schema the
-    registry lacks is registered; without, it must be there.
+    Subjects are ``<namespace>.<topic>-value``. A schema must be there, put by :meth:`register_all` (``agl-stream
+    schemas apply``); with ``register``, which is for development, a missing one is registered on the way.
     """
 
     def __init__(
-        self, url: str, *, namespace: str = "agl", register: bool = True, config: dict[str, Any] | None = None
+        self, url: str, *, namespace: str = "agl", register: bool = False, config: dict[str, Any] | None = None
     ) -> None:
         self._url, self._namespace, self._register = url, namespace, register
         self._config = {"url": url, "timeout": 10, "max.retries": 2, **(config or {})}
@@ -90,15 +94,21 @@ class RegistryClient:
         return found
 
     def register_all(self) -> dict[str, int]:
-        """Register every version of every event, oldest first; returns the current ids. Registering again
-        changes nothing."""
+        """Register every version of every event, oldest first; returns the current ids. Again changes nothing.
+
+        A subject whose compatibility is not FULL_TRANSITIVE, the promise of our schemas, is given it, so that a
+        registry whose default is laxer keeps others from breaking readers.
+        """
         from confluent_kafka.schema_registry import Schema
 
         client = self._connect()
         for event_type in events.EVENT_TYPES:
             subject = topic_name(self._namespace, EVENT_TOPIC[event_type]) + "-value"
-            for version in events.history(event_type):
-                schema = Schema(json.dumps(version), "AVRO")
+            first, *later = [Schema(json.dumps(version), "AVRO") for version in events.history(event_type)]
+            self._ids[event_type] = self._ask(lambda s=subject, v=first: client.register_schema(s, v))
+            # After the first version: some registries know no level of a subject that is not there yet.
+            self._ask(lambda s=subject: _hold_compatible(client, s))
+            for schema in later:
                 self._ids[event_type] = self._ask(lambda s=subject, v=schema: client.register_schema(s, v))
         return dict(self._ids)
 
@@ -124,11 +134,14 @@ class RegistryClient:
             if error.http_status_code == 404:
                 raise UnknownSchema(
                     f"the registry at {self._url} does not know it ({error.error_message}); "
-                    "run `agl-stream schemas register`, or correct AGL_STREAM_REGISTRY_URL"
+                    "run `agl-stream schemas apply`, or correct AGL_STREAM_REGISTRY_URL"
                 ) from None
             if error.http_status_code >= 500:
                 raise self._unreachable(error) from None
-            raise RegistryRefused(f"the registry at {self._url} refused: {error.error_message}") from None
+            hint = ""
+            if error.error_code == _READ_ONLY:
+                hint = "; registration is off there: have whoever runs it run `agl-stream schemas apply`"
+            raise RegistryRefused(f"the registry at {self._url} refused: {error.error_message}{hint}") from None
         except (OSError, RuntimeError, ValueError) as error:
             raise self._unreachable(error) from None
         except Exception as error:
@@ -142,3 +155,17 @@ class RegistryClient:
             f"the schema registry at {self._url} does not answer ({type(error).__name__}: {error}); "
             "start it with `agl-stream up`, or set AGL_STREAM_REGISTRY_URL"
         )
+
+
+def _hold_compatible(client: Any, subject: str) -> None:
+    """Give a subject the level of our schemas unless it has it, by itself or from the registry's default."""
+    from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+    try:
+        level = client.get_compatibility(subject)
+    except SchemaRegistryError as error:
+        if error.error_code != _NO_OWN_LEVEL:
+            raise
+        level = client.get_compatibility()
+    if level != _COMPATIBILITY:
+        client.set_compatibility(subject, _COMPATIBILITY)

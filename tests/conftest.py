@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from agl_stream.infra.embedded.testing import BrokerThread
 
 pytest_plugins = ["agl_stream.infra.servers.fixtures"]
+
+# Each test writes to a namespace of its own and is development in this: what it writes registers its schema.
+os.environ.setdefault("AGL_STREAM_REGISTER_SCHEMAS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def check_registry(settings: Settings) -> str:
 
     subjects = connections.registry_client(settings, register=False).subjects()
     own = [subject for subject in subjects if subject.startswith(settings.topic(""))]
-    hint = "" if own else "; `agl-stream schemas register` fills it"
+    hint = "" if own else "; `agl-stream schemas apply` fills it"
     return f"{len(own)} subjects of namespace {settings.namespace}{hint}"
 
 

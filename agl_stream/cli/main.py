@@ -45,7 +45,7 @@ VERBS: dict[str, dict[str, str]] = {
     },
     "Set up and measure": {
         "topics": "Compare the cluster's topics with the catalogue, or make them match.",
-        "schemas": "Check and register the event schemas.",
+        "schemas": "Check the event schemas, and put them into the registry.",
         "store": "Show or make the layout of the state store.",
         "connect": "Write rollouts and spans to a database or files through Kafka Connect.",
         "bench": "Measure spans/s, rollouts/s or the broker on this machine.",

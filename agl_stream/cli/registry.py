@@ -18,7 +18,7 @@ from agl_stream.cli.shared import load_settings
     show_default=True,
     help="Level of subjects that have none of their own: NONE, BACKWARD, FORWARD, FULL, each also _TRANSITIVE.",
 )
-@click.option("--read-only", is_flag=True, help="Refuse every registration and change (403).")
+@click.option("--read-only", is_flag=True, help="Refuse every registration and change (error 42205).")
 @output_option
 def command(port: int, compatibility: str, read_only: bool, output: str) -> None:
     """Serve a Confluent-compatible Avro registry on 127.0.0.1 from <dir>/registry until SIGTERM or Ctrl-C.

@@ -1,4 +1,4 @@
-"""`agl-stream schemas check|register`: the events' schemas, here and in the registry."""
+"""`agl-stream schemas check|apply`: the events' schemas, here and in the registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agl_stream.cli.shared import load_settings
 
 @click.group()
 def command() -> None:
-    """Check and register the event schemas (schemas/avsc)."""
+    """Check the event schemas (schemas/avsc), and put them into the registry."""
 
 
 @command.command("check")
@@ -47,10 +47,13 @@ def check_command(output: str) -> None:
         click.get_current_context().exit(1)
 
 
-@command.command("register")
+@command.command("apply")
 @output_option
-def register_command(output: str) -> None:
-    """Register every version of every event with the registry, oldest first. Again changes nothing."""
+def apply_command(output: str) -> None:
+    """Register every version of every event, oldest first, and hold the subjects to FULL_TRANSITIVE compatibility.
+
+    Nothing else registers schemas, unless AGL_STREAM_REGISTER_SCHEMAS is on. Doing it again changes nothing.
+    """
 
     settings = load_settings()
     ids = connections.registry_client(settings).register_all()

@@ -78,7 +78,7 @@ def tell(producer: EventProducer) -> None:
     producer.send("spans", calls[0], key=ROLLOUT)
     # A foreign producer: no key, and a partition of its own choice.
     settings = producer.settings
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
     foreign = Producer({"bootstrap.servers": settings.bootstrap_servers})
     for partition, call in enumerate(calls[1:]):
         foreign.produce(settings.topic("spans"), value=codec.encode("SpanRecorded", call), partition=partition)

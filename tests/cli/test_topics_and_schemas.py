@@ -104,8 +104,8 @@ def test_apply_refuses_another_partition_count_and_changes_nothing(agl: Agl, set
 def test_schemas_are_checked_and_registered(agl: Agl) -> None:
     (checked,) = parsed(agl("schemas", "check", "--output", "json"))
     assert checked["ok"] and checked["events"]["SpanRecorded"]["versions"] >= 1
-    (first,) = parsed(agl("schemas", "register", "--output", "json"))
-    (again,) = parsed(agl("schemas", "register", "--output", "json"))
+    (first,) = parsed(agl("schemas", "apply", "--output", "json"))
+    (again,) = parsed(agl("schemas", "apply", "--output", "json"))
     assert first == again and set(first["ids"]) == set(checked["events"])
 
 
@@ -122,6 +122,6 @@ def test_a_schema_that_breaks_the_promise_fails_the_check(agl: Agl, monkeypatch:
 
 
 def test_register_without_a_registry_is_exit_code_3(agl: Agl) -> None:
-    result = agl("schemas", "register", AGL_STREAM_REGISTRY_URL="http://127.0.0.1:1")
+    result = agl("schemas", "apply", AGL_STREAM_REGISTRY_URL="http://127.0.0.1:1")
     assert getattr(result.exception, "exit_code", None) == 3
     assert "AGL_STREAM_REGISTRY_URL" in str(result.exception)

@@ -34,6 +34,7 @@ PARTITIONS = 4
 @pytest.fixture
 def settings(bootstrap_servers: str) -> Settings:
     made = Settings(
+        register_schemas=True,
         bootstrap_servers=bootstrap_servers, namespace=f"t{uuid.uuid4().hex[:8]}", partitions=PARTITIONS, linger_ms=0,
         session_timeout_seconds=6.0,
     )  # fmt: skip
@@ -468,7 +469,11 @@ def test_partitions_lost_while_paused_come_back_awake(tmp_path: Path) -> None:
     with BrokerThread(tmp_path) as broker:
         port = int(broker.bootstrap_servers.rsplit(":", 1)[1])
         settings = Settings(
-            bootstrap_servers=broker.bootstrap_servers, namespace="paused", partitions=PARTITIONS, linger_ms=0
+            register_schemas=True,
+            bootstrap_servers=broker.bootstrap_servers,
+            namespace="paused",
+            partitions=PARTITIONS,
+            linger_ms=0,
         )
         make_topics(settings, "spans", "rejects")
         producer = EventProducer(settings, name="test", codec=CODEC)

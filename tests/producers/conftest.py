@@ -37,7 +37,7 @@ class Log:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
 
     def records(
         self, topic: str, enough: Callable[[list[tuple[int, str, dict[str, Any]]]], bool], seconds: float = 20.0
@@ -71,6 +71,7 @@ class Log:
 def settings(broker: BrokerThread, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder: Path = tmp_path_factory.mktemp("folder")
     made = Settings(
+        register_schemas=True,
         dir=str(folder),
         bootstrap_servers=broker.bootstrap_servers,
         registry_url=broker.registry_url,

@@ -16,6 +16,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import Settings
 from tests.producers.conftest import Log
 from tests.producers.inference_server import PIECES, InferenceServer
@@ -26,6 +27,8 @@ COMMAND = [sys.executable, "-m", "agl_stream.cli.main"]
 
 @pytest.fixture(scope="module")
 def environment(settings: Settings) -> dict[str, str]:
+    # As an installation has it: schemas are there, and no process registers any.
+    RegistryClient(settings.registry_url, namespace=settings.namespace).register_all()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AGL_STREAM_")}
     return {
         **kept,

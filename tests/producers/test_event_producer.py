@@ -271,7 +271,11 @@ def test_a_broker_that_restarts_is_waited_for(tmp_path: Path, keeps_data: bool):
     with BrokerThread(first) as broker:
         port = int(broker.bootstrap_servers.rsplit(":", 1)[1])
         settings = Settings(
-            dir=str(tmp_path), bootstrap_servers=broker.bootstrap_servers, partitions=2, delivery_timeout_seconds=40.0
+            register_schemas=True,
+            dir=str(tmp_path),
+            bootstrap_servers=broker.bootstrap_servers,
+            partitions=2,
+            delivery_timeout_seconds=40.0,
         )
         make_topics(settings)
         producer = EventProducer(settings, name="tests", codec=Codec())

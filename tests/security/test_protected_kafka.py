@@ -119,7 +119,7 @@ def test_a_rollout_goes_through_streams_and_runner_over_protected_links(
         changes["kafka_sasl_mechanism"] = mechanism
     environment = protected.environment(protocol, **changes)
     (tmp_path / "own_agent.py").write_text(AGENT)
-    for verb in (("topics", "apply"), ("schemas", "register")):
+    for verb in (("topics", "apply"), ("schemas", "apply")):
         done = agl(*verb, environment=environment, folder=tmp_path)
         assert done.returncode == 0, done.stderr
     processes = [

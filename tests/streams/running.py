@@ -24,6 +24,7 @@ from agl_stream.settings import Settings
 def settings_for(bootstrap_servers: str, registry_url: str, folder: Path, **given: Any) -> Settings:
     """Settings with a fresh namespace, its topics made."""
     made = Settings(
+        register_schemas=True,
         **{
             "bootstrap_servers": bootstrap_servers, "registry_url": registry_url, "dir": str(folder), "partitions": 4,
             "namespace": f"t{uuid.uuid4().hex[:8]}", "linger_ms": 1.0, "session_timeout_seconds": 6.0, **given,
@@ -87,7 +88,7 @@ def committed(settings: Settings, group: str, topic: str) -> int:
 
 def read_all(settings: Settings, topic: str) -> list[dict[str, Any]]:
     """Every event of a topic as of now, partition by partition."""
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
     reader = Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": "read-all"})
     found: list[dict[str, Any]] = []
     for number in range(TOPICS[topic].partitions or settings.partitions):

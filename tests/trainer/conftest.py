@@ -30,6 +30,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(broker: BrokerThread, tmp_path: Path) -> Settings:
     """A namespace and a folder of its own on the shared broker, with topics and schemas."""
     made = Settings(
+        register_schemas=True,
         dir=str(tmp_path / "data"),
         bootstrap_servers=broker.bootstrap_servers,
         registry_url=broker.registry_url,

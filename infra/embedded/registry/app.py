@@ -75,6 +75,21 @@ def _flag(request: web.Request, name: str) -> bool:
     return request.query.get(name, "").lower() == "true"
 
 
+def _deleted_only(request: web.Request) -> bool:
+    # Confluent's interface has the first name, its Python client sends the second.
+    return _flag(request, "deletedOnly") or _flag(request, "deleted_only")
+
+
+def _page(request: web.Request, items: list[Any]) -> web.Response:
+    """The part of a list that `offset` and `limit` ask for; a negative limit is none."""
+    try:
+        offset, limit = int(request.query.get("offset", 0)), int(request.query.get("limit", -1))
+    except ValueError:
+        raise RegistryError(422, 422, "offset and limit must be numbers") from None
+    start = max(offset, 0)
+    return _answer(items[start:] if limit < 0 else items[start : start + limit])
+
+
 def _schema_id(request: web.Request) -> int:
     text = request.match_info["id"]
     if not text.isdecimal() or int(text) >= 2**31:
@@ -92,6 +107,17 @@ async def schema_types(request: web.Request) -> web.Response:
     return _answer(["AVRO"])
 
 
+@routes.get("/contexts")
+async def contexts(request: web.Request) -> web.Response:
+    """There is the default context alone."""
+    return _page(request, ["."])
+
+
+@routes.get("/schemas/guids/{guid}")
+async def schema_by_guid(request: web.Request) -> web.Response:
+    raise RegistryError(404, 40403, f"Schema {request.match_info['guid']} not found: this registry gives no GUIDs")
+
+
 @routes.get("/schemas/ids/{id}")
 async def schema_by_id(request: web.Request) -> web.Response:
     return _answer({"schema": request.app[STORE].text(_schema_id(request))})
@@ -105,25 +131,32 @@ async def schema_text_by_id(request: web.Request) -> web.Response:
 @routes.get("/schemas/ids/{id}/subjects")
 async def subjects_of_schema(request: web.Request) -> web.Response:
     uses = request.app[STORE].uses(_schema_id(request), _flag(request, "deleted"))
-    return _answer(sorted({subject for subject, _ in uses}))
+    return _page(request, sorted({subject for subject, _ in uses}))
 
 
 @routes.get("/schemas/ids/{id}/versions")
 async def versions_of_schema(request: web.Request) -> web.Response:
     uses = request.app[STORE].uses(_schema_id(request), _flag(request, "deleted"))
-    return _answer([{"subject": subject, "version": version} for subject, version in uses])
+    return _page(request, [{"subject": subject, "version": version} for subject, version in uses])
 
 
 @routes.get("/subjects")
 async def subjects(request: web.Request) -> web.Response:
-    prefix = request.query.get("subjectPrefix", "")
-    names = request.app[STORE].subjects(_flag(request, "deleted"))
-    return _answer([name for name in names if name.startswith(prefix)])
+    store, prefix = request.app[STORE], request.query.get("subjectPrefix", "")
+    names = store.subjects(_flag(request, "deleted") or _deleted_only(request))
+    if _deleted_only(request):
+        alive = set(store.subjects())
+        names = [name for name in names if name not in alive]
+    return _page(request, [name for name in names if name.startswith(prefix)])
 
 
 @routes.get("/subjects/{subject:[^/]+}/versions")
 async def versions(request: web.Request) -> web.Response:
-    return _answer(request.app[STORE].versions(request.match_info["subject"], _flag(request, "deleted")))
+    store, name = request.app[STORE], request.match_info["subject"]
+    if not _deleted_only(request):
+        return _page(request, store.versions(name, _flag(request, "deleted")))
+    alive = set(store.versions(name)) if name in store.subjects() else set()
+    return _page(request, [number for number in store.versions(name, True) if number not in alive])
 
 
 @routes.post("/subjects/{subject:[^/]+}/versions")
@@ -163,6 +196,11 @@ async def referenced_by(request: web.Request) -> web.Response:
     return _answer([])
 
 
+@routes.get("/subjects/{subject:[^/]+}/metadata")
+async def latest_with_metadata(request: web.Request) -> web.Response:
+    raise RegistryError(404, 40401, f"No schema of '{request.match_info['subject']}' has metadata: none is kept here")
+
+
 @routes.delete("/subjects/{subject:[^/]+}")
 async def delete_subject(request: web.Request) -> web.Response:
     deleted = request.app[STORE].delete_subject(request.match_info["subject"], _flag(request, "permanent"))
@@ -200,7 +238,11 @@ async def config(request: web.Request) -> web.Response:
 @routes.put("/config")
 @routes.put("/config/{subject:[^/]+}")
 async def set_config(request: web.Request) -> web.Response:
-    level = str((await _body(request)).get("compatibility")).upper()
+    body = await _body(request)
+    unknown = [name for name, value in body.items() if value is not None and name != "compatibility"]
+    if unknown:
+        raise RegistryError(422, 422, f"this registry has no setting {unknown[0]!r}, only 'compatibility'")
+    level = str(body.get("compatibility")).upper()
     request.app[STORE].set_level(request.match_info.get("subject"), level)
     return _answer({"compatibility": level})
 

@@ -35,7 +35,7 @@ class EmbeddedRegistry:
         read_only: bool = False,
     ) -> None:
         """Port 0 takes a free one; `compatibility` is the level of subjects that have none of their own;
-        `read_only` refuses registration with 403. Raises SettingError."""
+        `read_only` refuses every registration and change (error 42205). Raises SettingError."""
         if host not in _LOOPBACK:
             raise SettingError(
                 f"registry host {host!r} is not a loopback address; the embedded registry has no authentication. "

@@ -216,8 +216,13 @@ class SchemaStore:
 
     def _check_writable(self, name: str | None) -> None:
         if self.mode(name) != "READWRITE":
-            where = "the registry" if self._read_only or name is None else f"subject '{name}'"
-            raise RegistryError(403, 42205, f"{where} is read-only: nothing can be registered or changed")
+            if self._read_only:
+                where, remedy = "the registry", "start it without --read-only, or register with another one"
+            elif name in self._modes:
+                where, remedy = f"subject '{name}'", f"PUT /mode/{name} with mode READWRITE"
+            else:
+                where, remedy = "the registry", "PUT /mode with mode READWRITE"
+            raise RegistryError(422, 42205, f"{where} is read-only, nothing can be registered or changed: {remedy}")
 
     def delete_version(self, name: str, wanted: str, permanent: bool) -> int:
         self._check_writable(name)

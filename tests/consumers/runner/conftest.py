@@ -200,7 +200,7 @@ class Bench:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        self.codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
         self.feed = Feeder(settings)
         self.watch = Watcher(settings, self.codec)
 
@@ -248,6 +248,7 @@ def make_bench() -> Iterator[Callable[[Settings], Bench]]:
 @pytest.fixture
 def bench(broker: BrokerThread, tmp_path: Path) -> Iterator[Bench]:
     settings = Settings(
+        register_schemas=True,
         dir=str(tmp_path),
         bootstrap_servers=broker.bootstrap_servers,
         registry_url=broker.registry_url,

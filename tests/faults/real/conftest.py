@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agl_stream.infra.servers.cassandra import Cassandra
 from agl_stream.infra.servers.fixtures import running
 from agl_stream.infra.servers.kafka import Kafka
 from agl_stream.settings import Settings
@@ -32,15 +34,27 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def load(brokers: Kafka, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
-    """The system on the three brokers, with SQLite."""
+def stores() -> Iterator[Cassandra]:
+    """Three nodes: each row on all of them, read and written with two."""
+    with running("cassandra", lambda folder: Cassandra(folder, nodes=3)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="package")
+def load(
+    brokers: Kafka, stores: Cassandra, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Load]:
+    """The system on three brokers and three Cassandra nodes."""
+    if os.geteuid() != 0:
+        pytest.fail("the far host of these tests is a network namespace: run them as root", pytrace=False)
     settings = Settings(
         **QUICK,
         bootstrap_servers=brokers.bootstrap_servers,
+        store_url=f"cassandra://{stores.contact_points}/faults?replication=3",
         namespace="f" + uuid.uuid4().hex[:6],
         replication_factor=3,
     )
-    with Load(settings, tmp_path_factory.mktemp("load"), model_dir) as started:
+    with Load(settings, tmp_path_factory.mktemp("load"), model_dir, prepare_store=True) as started:
         yield started
 
 

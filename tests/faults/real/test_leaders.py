@@ -32,7 +32,10 @@ Questions = dict[str, Callable[[], Any]]
 @pytest.fixture
 def settings(brokers: Kafka, tmp_path: Path) -> Settings:
     made = Settings(
-        bootstrap_servers=brokers.bootstrap_servers, namespace="l" + uuid.uuid4().hex[:6], dir=str(tmp_path)
+        register_schemas=True,
+        bootstrap_servers=brokers.bootstrap_servers,
+        namespace="l" + uuid.uuid4().hex[:6],
+        dir=str(tmp_path),
     )
     admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
     topic = made.topic("spans")

@@ -102,7 +102,7 @@ def test_late_spans_and_late_rewards_make_revisions(settings: Settings, producer
 
 
 def test_spans_on_the_wrong_partition_are_brought_home(settings: Settings, producer: EventProducer) -> None:
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
     foreign = Producer({"bootstrap.servers": settings.bootstrap_servers})
     home = murmur2_partition(b"ro-1", settings.partitions)
     for event in calls("ro-1", 3):

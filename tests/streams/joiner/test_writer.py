@@ -84,7 +84,7 @@ def test_a_rollout_too_long_for_a_record_is_joined_without_triplets_and_the_next
 def test_a_span_too_large_to_be_brought_home_is_a_reject_at_its_place(
     settings: Settings, producer: EventProducer
 ) -> None:
-    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+    codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
     foreign = Producer({"bootstrap.servers": settings.bootstrap_servers, "message.max.bytes": 10_000_000})
     wrong = (murmur2_partition(b"ro-1", settings.partitions) + 1) % settings.partitions
     (huge,) = calls("ro-1", 1, 400_000)

@@ -113,7 +113,7 @@ class LogView(threading.Thread):
         self.on_event: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._settings = settings
         self._topics = topics
-        self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace))
+        self._codec = Codec(RegistryClient(settings.registry_url, namespace=settings.namespace, register=True))
         self._over = threading.Event()
 
     def run(self) -> None:

@@ -179,7 +179,7 @@ def test_foreign_partitions_and_missing_ids(scene: Scene):
     scene.wait_status(rollout_id, "succeeded")
     assert len(scene.offers(rollout_id)) == 1
 
-    codec = Codec(RegistryClient(scene.settings.registry_url, namespace=scene.settings.namespace))
+    codec = Codec(RegistryClient(scene.settings.registry_url, namespace=scene.settings.namespace, register=True))
     place: list[Any] = []
     raw = Producer({"bootstrap.servers": scene.settings.bootstrap_servers})
     empty = {"event_id": "", "occurred_at_us": 0, "rollout_id": "", "input": '"anonymous"'}
@@ -196,7 +196,7 @@ def test_foreign_partitions_and_missing_ids(scene: Scene):
 
 
 def test_broken_records_become_rejects_and_nothing_stops(scene: Scene):
-    codec = Codec(RegistryClient(scene.settings.registry_url, namespace=scene.settings.namespace))
+    codec = Codec(RegistryClient(scene.settings.registry_url, namespace=scene.settings.namespace, register=True))
     good = codec.encode("RolloutRequested", {"rollout_id": "ro-x", "input": "1"})
     span = codec.encode("ResourcesPublished", {"resources_id": "rs", "version": 1})
     broken = {
