@@ -66,6 +66,9 @@ class BrokerConfig:
     """As producer_byte_rate: bytes a second it may fetch."""
     request_percentage: float | None = None
     """As producer_byte_rate: share of the broker's time; 100 is all of it."""
+    quota_windows: int = 11
+    """quota.window.num: seconds over which rates are measured. A client that was silent may send that many seconds'
+    worth, less one, at once."""
 
     flush_policy: FlushPolicy = "close"
     """When data is forced to disk. Always when a segment is closed and at a graceful stop; "interval" also every
@@ -107,6 +110,8 @@ class BrokerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"broker setting {name} is {value}; it must be at least 1")
+        if self.quota_windows < 2:
+            raise SettingError(f"broker setting quota_windows is {self.quota_windows}; it must be at least 2")
         for name in ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "max_connection_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -1,7 +1,7 @@
 """Client quotas: how much a client id may send, read and have worked on, as Kafka measures it.
 
-Rates are measured over eleven windows of a second. A client over its rate is told for how long (throttle_time_ms) and
-is not listened to meanwhile; nothing is refused. Quotas set by AlterClientQuotas are in one file of the data folder.
+Rates are measured over eleven windows of a second (BrokerConfig.quota_windows). A client over its rate is told for how
+long (throttle_time_ms) and is not listened to meanwhile; nothing is refused. Quotas set by AlterClientQuotas are in one file of the data folder.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ PRODUCER_RATE, CONSUMER_RATE, REQUEST_PERCENTAGE = "producer_byte_rate", "consum
 KEYS = (PRODUCER_RATE, CONSUMER_RATE, REQUEST_PERCENTAGE)
 
 _WINDOW_SECONDS = 1.0
-_FULL_WINDOWS = 10
+_WINDOWS = 11
 _MAX_REQUEST_THROTTLE_SECONDS = _WINDOW_SECONDS
 _SWEEP_ABOVE = 1024
 _FORMAT = 1
 
 
 class WindowedSum:
-    """What a client used in the last eleven windows; the newest of them is under way."""
+    """What a client used in the last `windows` seconds; the newest of them is under way."""
 
-    __slots__ = ("_windows", "total")
+    __slots__ = ("_span_seconds", "_windows", "total")
 
-    def __init__(self) -> None:
+    def __init__(self, windows: int = _WINDOWS) -> None:
         self._windows: deque[list[float]] = deque()
+        self._span_seconds = windows * _WINDOW_SECONDS
         self.total = 0.0
 
     def add(self, amount: float, now: float) -> None:
@@ -44,7 +45,7 @@ class WindowedSum:
         self.total += amount
 
     def _expire(self, now: float) -> None:
-        while self._windows and now - self._windows[0][0] >= _WINDOW_SECONDS * (_FULL_WINDOWS + 1):
+        while self._windows and now - self._windows[0][0] >= self._span_seconds:
             self.total -= self._windows.popleft()[1]
         if not self._windows:
             self.total = 0.0
@@ -53,7 +54,7 @@ class WindowedSum:
         """How long nothing may come until the rate is `per_second` again. A silent past counts: bursts are allowed."""
         self._expire(now)
         began = self._windows[0][0] if self._windows else now
-        elapsed = max(now - began, _FULL_WINDOWS * _WINDOW_SECONDS)
+        elapsed = max(now - began, self._span_seconds - _WINDOW_SECONDS)
         return max(0.0, self.total / per_second - elapsed)
 
     def is_idle(self, now: float) -> bool:
@@ -68,6 +69,7 @@ class ClientQuotas:
         """Load what was altered; raises DamagedFile."""
         self._path = path
         self._clock = clock
+        self._windows = config.quota_windows
         self._broker: dict[str, float | None] = {
             PRODUCER_RATE: config.producer_byte_rate,
             CONSUMER_RATE: config.consumer_byte_rate,
@@ -131,7 +133,7 @@ class ClientQuotas:
     def fetch_budget(self, client_id: str) -> int | None:
         """Bytes that one fetch may return at most, so that no single answer is over the quota for ever."""
         limit = self.limit(client_id, CONSUMER_RATE) if self._any else None
-        return None if limit is None else max(1, int(limit * _FULL_WINDOWS * _WINDOW_SECONDS))
+        return None if limit is None else max(1, int(limit * (self._windows - 1) * _WINDOW_SECONDS))
 
     def charge_fetched(self, client_id: str, size_bytes: int) -> int:
         """An answer of `size_bytes`. If it is over the quota it must not be sent, and is not counted."""
@@ -140,6 +142,8 @@ class ClientQuotas:
             return 0
         key = (CONSUMER_RATE, client_id)
         throttle_ms = self._charge(key, size_bytes, limit)
+        if throttle_ms and self._used[key].total <= size_bytes:
+            return 0  # a single batch above the whole burst: waiting longer would not make it smaller
         if throttle_ms:
             self._used[key].add(-size_bytes, self._clock())
         return throttle_ms
@@ -157,7 +161,7 @@ class ClientQuotas:
         used = self._used.get(key)
         if used is None:
             self._sweep(now)
-            used = self._used[key] = WindowedSum()
+            used = self._used[key] = WindowedSum(self._windows)
         used.add(amount, now)
         return math.ceil(used.seconds_over(limit, now) * 1000)
 
