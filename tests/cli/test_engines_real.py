@@ -156,6 +156,13 @@ def test_a_port_that_is_taken_is_told_by_the_start(engines: Engines) -> None:
     assert done.returncode == 3 and f"port {taken}" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_connect_without_a_broker_is_told_at_once(engines: Engines) -> None:
+    command = engines.command("start", "connect", "--bootstrap-servers", "127.0.0.1:1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "none answers at 127.0.0.1:1" in done.stderr and "engines start kafka connect" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
     folder, remove = temporary_folder("up")
