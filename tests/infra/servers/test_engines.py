@@ -141,6 +141,28 @@ def test_kafka_keeps_addresses_and_records_over_a_kill_a_stop_and_a_new_object(p
         Kafka(place, nodes=3)
 
 
+def test_apicurio_keeps_the_ids_of_schemas_over_a_kill(place: Path) -> None:
+    """A registry that gave an old id to another schema would have records on the log read with the wrong one."""
+
+    def ask(engine: Apicurio, path: str, body: dict[str, str] | None = None) -> Any:
+        request = urllib.request.Request(
+            engine.ccompat_url + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    with Apicurio(place) as engine:
+        first = ask(engine, "/subjects/a-value/versions", {"schema": '"string"'})["id"]
+        engine.nodes[0].kill()
+        engine.start()
+        assert ask(engine, f"/schemas/ids/{first}")["schema"] == '"string"'
+        second = ask(engine, "/subjects/b-value/versions", {"schema": '"int"'})["id"]
+        assert second != first
+        assert ask(engine, "/subjects/a-value/versions", {"schema": '"string"'})["id"] == first
+
+
 def test_postgres_keeps_rows_over_a_kill_and_a_new_object(place: Path) -> None:
     with Postgres(place) as postgres:
         postgres.sql("create table t (a int); insert into t values (7)")
