@@ -40,6 +40,7 @@ TARGETS = {
     "start-offset": 4,
     "cleaner": 8,
 }
+NEVER = "no file has this name"
 SECONDS = 60.0
 PLAIN, KEYS, TRANSACTIONS = 150, 5, 6
 
@@ -53,7 +54,7 @@ class DyingBroker:
         self._policy = policy
         self.port = 0
 
-    def start(self, target: str = "no such file", countdown: int = 1, seed: int = 0) -> None:
+    def start(self, target: str = NEVER, countdown: int = 1, seed: int = 0) -> None:
         script = Path(__file__).with_name("dying_broker.py")
         arguments = [self.folder, self.port, self._policy, target, countdown, seed, self.platter]
         with self.folder.with_name("broker.log").open("a") as log:
@@ -64,6 +65,7 @@ class DyingBroker:
         line = self._process.stdout.readline()
         if line:
             self.port = int(json.loads(line)["bootstrap_servers"].rpartition(":")[2])
+        assert line or target != NEVER, self.log()
 
     @property
     def bootstrap_servers(self) -> str:

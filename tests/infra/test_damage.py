@@ -17,6 +17,7 @@ from agl_stream.infra.embedded.journal import DamagedFile, Journal
 from agl_stream.infra.embedded.log.batch import CorruptBatch, check_batch
 from agl_stream.infra.embedded.log.index import SparseIndex
 from agl_stream.infra.embedded.log.partition_log import PartitionLog
+from agl_stream.infra.embedded.seal import seal
 from agl_stream.infra.embedded.server.housekeeping import Housekeeping
 from agl_stream.infra.embedded.server.node import Node
 from tests.infra.logs import batch, headers, open_log, release
@@ -183,7 +184,7 @@ def look_up(log: PartitionLog, number: int) -> tuple[tuple[int, int], bytes]:
     return log.offset_for_time(1_000 + number), log.read(number, 1, 1_000)
 
 
-@pytest.mark.parametrize("harm", ["cut", "flipped", "stale", "longer"])
+@pytest.mark.parametrize("harm", ["cut", "flipped", "stale", "longer", "foreign"])
 def test_an_index_that_does_not_fit_is_made_again(tmp_path, harm, caplog):
     log = open_log(tmp_path, segment_bytes="200000")
     for number in range(1_000):
@@ -197,6 +198,8 @@ def test_an_index_that_does_not_fit_is_made_again(tmp_path, harm, caplog):
         path.write_bytes(data[: len(data) // 2])
     elif harm == "flipped":
         flip(path, len(data) // 2)
+    elif harm == "foreign":
+        path.write_bytes(seal(b"7"))
     elif harm == "longer":
         other = open_log(tmp_path / "other", segment_bytes="200000")
         for _ in range(1_000):

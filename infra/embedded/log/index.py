@@ -95,9 +95,12 @@ class SparseIndex:
         if payload is None:
             return None
         first_line, _, columns = payload.partition(b"\n")
-        head = json.loads(first_line)
-        if head.pop("format") != _FORMAT:
-            return None
+        try:
+            head = json.loads(first_line)
+            if head.pop("format") != _FORMAT:
+                return None
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return None  # the content of another file, which a power cut can leave under this name
         width = head.pop("entries") * 8
         index = cls()
         for number, column in enumerate((index.offsets, index.positions, index.newest)):

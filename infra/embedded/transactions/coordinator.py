@@ -94,8 +94,12 @@ class TransactionCoordinator:
             yield transaction.entry()
 
     def _save(self, transaction: Transaction) -> None:
-        transaction.updated_ms = _now_ms()
-        self._journal.append([transaction.entry()])
+        before_ms, transaction.updated_ms = transaction.updated_ms, _now_ms()
+        try:
+            self._journal.append([transaction.entry()])
+        except OSError:
+            transaction.updated_ms = before_ms
+            raise
         self._journal.rewrite_if_mostly_history(self._entries())
 
     def _change(self, transaction: Transaction, change: Callable[[], None]) -> ErrorCode:
