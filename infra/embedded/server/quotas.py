@@ -1,7 +1,8 @@
 """Client quotas: how much a client id may send, read and have worked on, as Kafka measures it.
 
 Rates are measured over eleven windows of a second (BrokerConfig.quota_windows). A client over its rate is told for how
-long (throttle_time_ms) and is not listened to meanwhile; nothing is refused. Quotas set by AlterClientQuotas are in one file of the data folder.
+long (throttle_time_ms) and is not listened to meanwhile; nothing is refused. Quotas set by AlterClientQuotas are in
+one file of the data folder.
 """
 
 from __future__ import annotations
