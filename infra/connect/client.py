@@ -45,8 +45,11 @@ class ConnectClient:
         self._call("PUT", f"/connectors/{quote(name, safe='')}/config", config)
 
     def status(self, name: str) -> dict[str, Any]:
-        """State of a connector and its tasks, as Connect tells it."""
-        return self._call("GET", f"/connectors/{quote(name, safe='')}/status")
+        """State of a connector and its tasks, as Connect tells it; UNASSIGNED for one that no worker has taken yet."""
+        try:
+            return self._call("GET", f"/connectors/{quote(name, safe='')}/status")
+        except NotFound:
+            return {"name": name, "connector": {"state": "UNASSIGNED"}, "tasks": []}
 
     def restart_failed(self, name: str) -> None:
         """Restart the connector and those of its tasks that have failed."""

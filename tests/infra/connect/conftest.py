@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -104,6 +104,16 @@ class Scene:
                 status = self.agl("connect", "status").output
                 pytest.fail(f"{text}: {answer!r} instead of {wanted!r} after {seconds:.0f} s\n{status}")
             time.sleep(0.1)
+
+    def count(self, topic: str) -> int:
+        """How many records a topic of the namespace has had."""
+        name = f"{self.namespace}.{topic}"
+        consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap_servers, "group.id": "count"})
+        try:
+            partitions = consumer.list_topics(name, timeout=10).topics[name].partitions
+            return sum(consumer.get_watermark_offsets(TopicPartition(name, number), 10)[1] for number in partitions)
+        finally:
+            consumer.close()
 
     def read(self, topic: str, count: int, seconds: float = 30.0) -> list[Any]:
         """The first `count` records of a topic of the namespace."""

@@ -28,15 +28,21 @@ final class JsonText {
     private final Set<String> int32Fields;
     private final Set<String> float32Fields;
     private final Set<String> excluded;
+    private final boolean keepsNul;
 
     JsonText(Set<String> int32Fields, Set<String> float32Fields, Set<String> excluded) {
         this.int32Fields = int32Fields;
         this.float32Fields = float32Fields;
         this.excluded = excluded;
+        this.keepsNul = true;
     }
 
+    /** For a database, whose text cannot hold the character NUL: the replacement character stands for it. */
     JsonText() {
-        this(Set.of(), Set.of(), Set.of());
+        this.int32Fields = Set.of();
+        this.float32Fields = Set.of();
+        this.excluded = Set.of();
+        this.keepsNul = false;
     }
 
     String of(Object value) {
@@ -83,7 +89,7 @@ final class JsonText {
         }
     }
 
-    private static void writeScalar(JsonGenerator json, Object value) throws IOException {
+    private void writeScalar(JsonGenerator json, Object value) throws IOException {
         if (value instanceof Double || value instanceof Float) {
             double number = ((Number) value).doubleValue();
             if (!Double.isFinite(number)) {
@@ -102,7 +108,7 @@ final class JsonText {
         } else if (value instanceof Date time) {
             json.writeString(time.toInstant().toString());
         } else {
-            json.writeString(value.toString());
+            json.writeString(keepsNul ? value.toString() : value.toString().replace('\0', '\ufffd'));
         }
     }
 

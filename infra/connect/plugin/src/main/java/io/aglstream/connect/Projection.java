@@ -77,7 +77,7 @@ final class Projection {
         return switch (schema.type()) {
             case ARRAY, MAP -> new Column(path, JSON, struct -> {
                 Object value = read.apply(struct);
-                return value == null ? null : textual(JSON_TEXT.of(value).replace("\\u0000", "\\ufffd"));
+                return value == null ? null : JSON_TEXT.of(value);
             });
             case STRING -> new Column(path, typed(path, named(schema)), struct -> textual((String) read.apply(struct)));
             default -> new Column(path, typed(path, named(schema)), read);

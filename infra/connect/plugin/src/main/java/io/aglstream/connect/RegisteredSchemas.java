@@ -19,11 +19,15 @@ import org.apache.kafka.common.config.ConfigException;
 import org.apache.kafka.connect.data.Schema;
 import org.apache.kafka.connect.errors.DataException;
 import org.apache.kafka.connect.errors.RetriableException;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** The schemas of a registry by id, asked for once each and kept within a bound. Thread-safe. */
 final class RegisteredSchemas {
     /** A schema as Avro writes it and as Connect sees it. */
     record Entry(org.apache.avro.Schema avro, Schema connect) {}
+
+    private static final Logger LOG = LoggerFactory.getLogger(RegisteredSchemas.class);
 
     private final HttpClient http;
     private final ObjectMapper json = new ObjectMapper();
@@ -125,6 +129,8 @@ final class RegisteredSchemas {
                 throw new RetriableException("interrupted while asking " + url + " for schema id " + id, error);
             }
         }
+        // Connect repeats a retriable call without a word, and somebody will wonder why no row arrives.
+        LOG.warn("schema id {}: {}; its records wait", id, why);
         throw new RetriableException("schema id " + id + ": " + why + "; check " + ConverterConfig.URL);
     }
 }
