@@ -123,6 +123,12 @@ def explain(address: Address, error: BaseException) -> BaseException:
     if isinstance(error, InvalidRequest):
         if "does not exist" in str(error) or "unconfigured table" in str(error).lower():
             return SettingError(f"the state store at {address} is not set up ({error}); run `agl-stream store apply`")
+        if "allowed maximum" in str(error):
+            return SettingError(
+                f"the state store at {address} does not take an event of this size ({_brief(error)}): raise "
+                "commitlog_segment_size in cassandra.yaml, half of which is the largest write, above twice "
+                "AGL_STREAM_MAX_RECORD_BYTES"
+            )
         return SettingError(f"the state store at {address} refuses a statement: {error}")
     return EngineUnreachable(
         f"the state store at {address} did not carry out a request ({_brief(error)}); too few replicas may be up, or "

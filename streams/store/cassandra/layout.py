@@ -30,6 +30,7 @@ from agl_stream.streams.store.change import Change
 _LOCK_SECONDS = 120
 _PATIENCE_SECONDS = 150.0
 _MAKING_SECONDS = 20.0
+_CHANGE_SECONDS = 60.0
 _REMEDY = "run `agl-stream store apply`"
 
 _BOOKKEEPING = {
@@ -251,5 +252,5 @@ def _read(connection: Connection, statement: str, *values: Any) -> list[Any]:
 
 def _change(connection: Connection, statement: str) -> None:
     with connection.explained():
-        connection.session.execute(statement)
+        connection.session.execute(statement, timeout=_CHANGE_SECONDS)
     wait_agreement(connection)
