@@ -75,8 +75,11 @@ class BrokerProcess:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self.is_running():
             self.kill()
 
 

@@ -1,186 +1,170 @@
-"""Topics and their settings through three admin clients."""
+"""Topics"""
 
 from __future__ import annotations
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin import NewTopic as AioNewTopic
-from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import (
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
-from kafka import KafkaAdminClient
+
+from tests.conformance.kafka.clients.port import Partition
+from tests.conformance.kafka.declare import case
+from tests.conformance.kafka.engines import refusal, take, unique, wait_until
+
+UNKNOWN_TOPIC, INVALID_TOPIC, TOPIC_EXISTS, INVALID_PARTITIONS, INVALID_REPLICAS, INVALID_CONFIG = 3, 17, 36, 37, 38, 40
 
 
-def _refusal(future) -> KafkaError:
-    with pytest.raises(KafkaException) as caught:
-        future.result(10)
-    return caught.value.args[0]
+def _exists(admin, topic, partitions):
+    wait_until(lambda: admin.partitions(topic) == list(range(partitions)), what=f"topic {topic}")
 
 
-def test_confluent_creates_a_topic(cluster, unique):
-    topic = cluster.create_topic(4)
-    described = cluster.admin.list_topics(topic, 5).topics[topic]
-    assert sorted(described.partitions) == [0, 1, 2, 3]
-    assert {partition.leader for partition in described.partitions.values()} <= set(cluster.admin.list_topics().brokers)
+def test_a_topic_is_created_with_its_partitions(cluster, use):
+    topic, admin = unique("topic"), use.admin()
+    admin.create_topic(topic, 4)
+    _exists(admin, topic, 4)
+    assert topic in admin.topics()
 
 
-async def test_aiokafka_creates_a_topic(cluster, unique):
+def test_a_topic_exists_once(cluster, use):
+    topic = cluster.topic()
+    assert refusal(use.admin().create_topic, topic, 4) == TOPIC_EXISTS
+    assert cluster.admin.partitions(topic) == [0]
+
+
+@pytest.mark.parametrize("name", ["no spaces", "..", ".", "x" * 250, "slash/ed", "naïve"])
+def test_impossible_names_are_refused(cluster, use, name):
+    assert refusal(use.admin().create_topic, name) == INVALID_TOPIC
+    assert name not in cluster.admin.topics()
+
+
+@pytest.mark.parametrize("partitions", [0, -2])
+@case(without={"kafka-python": "it takes 0 for the default", "confluent-kafka": "it refuses negative counts itself"})
+def test_impossible_numbers_of_partitions_are_refused(cluster, use, partitions):
     topic = unique("topic")
-    admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.create_topics([AioNewTopic(topic, 3, 1)])
-        (described,) = await admin.describe_topics([topic])
-    finally:
-        await admin.close()
-    assert [partition["partition"] for partition in described["partitions"]] == [0, 1, 2]
-
-
-def test_kafka_python_creates_and_describes_a_topic(cluster, unique):
-    topic = unique("topic")
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    try:
-        admin.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
-        (described,) = admin.describe_topics([topic])
-    finally:
-        admin.close()
-    assert len(described["partitions"]) == 2
-
-
-def test_a_topic_exists_once(cluster):
-    topic = cluster.create_topic()
-    again = cluster.admin.create_topics([NewTopic(topic, 4, 1)])[topic]
-    assert _refusal(again).code() == KafkaError.TOPIC_ALREADY_EXISTS
+    assert refusal(use.admin().create_topic, topic, partitions) == INVALID_PARTITIONS
+    assert topic not in cluster.admin.topics()
 
 
 @pytest.mark.parametrize(
-    ("name", "partitions", "config", "code"),
+    "config",
     [
-        ("no spaces", 1, {}, KafkaError.TOPIC_EXCEPTION),
-        ("..", 1, {}, KafkaError.TOPIC_EXCEPTION),
-        ("x" * 250, 1, {}, KafkaError.TOPIC_EXCEPTION),
-        ("zero-partitions", 0, {}, KafkaError.INVALID_PARTITIONS),
-        ("unknown-setting", 1, {"no.such.setting": "1"}, KafkaError.INVALID_CONFIG),
-        ("bad-value", 1, {"retention.ms": "soon"}, KafkaError.INVALID_CONFIG),
-        ("bad-policy", 1, {"cleanup.policy": "burn"}, KafkaError.INVALID_CONFIG),
+        {"no.such.setting": "1"},
+        {"retention.ms": "soon"},
+        {"retention.ms": "-7"},
+        {"cleanup.policy": "burn"},
+        {"max.message.bytes": "-1"},
     ],
+    ids=["unknown", "not-a-number", "below-the-least", "not-a-policy", "negative"],
 )
-def test_impossible_topics_are_refused(cluster, name, partitions, config, code):
-    refused = cluster.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name]
-    assert _refusal(refused).code() == code
-    assert name not in cluster.admin.list_topics(timeout=5).topics
-
-
-def test_more_replicas_than_brokers_are_refused(cluster, unique):
+def test_impossible_settings_are_refused(cluster, use, config):
     topic = unique("topic")
-    refused = cluster.admin.create_topics([NewTopic(topic, 1, 50)])[topic]
-    assert _refusal(refused).code() == KafkaError.INVALID_REPLICATION_FACTOR
+    assert refusal(use.admin().create_topic, topic, config=config) == INVALID_CONFIG
+    assert topic not in cluster.admin.topics()
 
 
-def test_validate_only_creates_nothing(cluster, unique):
+def test_more_replicas_than_brokers_are_refused(cluster, use):
     topic = unique("topic")
-    cluster.admin.create_topics([NewTopic(topic, 1, 1)], validate_only=True)[topic].result(10)
-    assert topic not in cluster.admin.list_topics(timeout=5).topics
+    assert refusal(use.admin().create_topic, topic, 1, 50) == INVALID_REPLICAS
+    assert topic not in cluster.admin.topics()
 
 
-def test_producing_creates_a_topic_where_the_setting_allows_it(cluster, unique):
+def test_a_creation_on_trial_creates_nothing(cluster, use):
+    topic, admin = unique("topic"), use.admin()
+    admin.create_topic(topic, validate_only=True)
+    assert refusal(admin.create_topic, topic, config={"cleanup.policy": "burn"}, validate_only=True) == INVALID_CONFIG
+    assert topic not in cluster.admin.topics()
+
+
+def test_partitions_can_be_added_and_not_taken(cluster, use):
+    topic, admin = cluster.topic(2), use.admin()
+    cluster.write(Partition(topic, 1), [b"before"])
+    admin.add_partitions(topic, 5)
+    _exists(admin, topic, 5)
+    assert refusal(admin.add_partitions, topic, 4) == INVALID_PARTITIONS
+    assert refusal(admin.add_partitions, topic, 5) == INVALID_PARTITIONS
+    producer = use.producer()
+    producer.send(Partition(topic, 4), b"after")
+    assert producer.flush() == [0]
+    assert cluster.values(Partition(topic, 1)) + cluster.values(Partition(topic, 4)) == [b"before", b"after"]
+
+
+def test_partitions_cannot_be_added_to_what_does_not_exist(use, cluster):
+    assert refusal(use.admin().add_partitions, unique("missing"), 5) == UNKNOWN_TOPIC
+
+
+def test_a_deleted_topic_is_gone(cluster, use):
+    topic, admin = cluster.topic(), use.admin()
+    admin.delete_topic(topic)
+    wait_until(lambda: topic not in admin.topics(), what="the deletion")
+    assert refusal(admin.delete_topic, topic) == UNKNOWN_TOPIC
+
+
+def test_a_name_that_is_used_again_begins_empty(cluster, use):
+    topic, admin = cluster.topic(2), use.admin()
+    cluster.write(Partition(topic), [b"old"] * 5)
+    admin.delete_topic(topic)
+    wait_until(lambda: topic not in admin.topics(), what="the deletion")
+    admin.create_topic(topic, 3)
+    _exists(admin, topic, 3)
+    assert cluster.ends(Partition(topic)) == (0, 0)
+    cluster.write(Partition(topic), [b"new"])
+    consumer = use.consumer()
+    consumer.assign({Partition(topic): 0})
+    assert [record.value for record in take(consumer, 1)] == [b"new"]
+
+
+def test_the_cluster_describes_itself(cluster, use):
+    cluster_id, brokers = use.admin().cluster()
+    assert cluster_id and len(brokers) == 1
+    assert use.admin().cluster() == (cluster_id, brokers)
+
+
+# The protocol itself
+
+
+def test_metadata_of_a_missing_topic_says_so_and_creates_nothing(cluster, wire):
+    topic = unique("missing")
+    answer = wire.call("metadata", 8, topics=[{"name": topic}], allow_auto_topic_creation=False)
+    assert [found["error_code"] for found in answer["topics"]] == [UNKNOWN_TOPIC]
+    assert topic not in cluster.admin.topics()
+
+
+def test_asking_for_a_topic_creates_it_only_where_the_setting_allows_it(cluster, wire):
     topic = unique("topic")
-    cluster.produce(topic, [b"x"] * 20)
-    assert len(cluster.read_all(topic)) == 20
+    allowed = cluster.admin.broker_config()["auto.create.topics.enable"] == "true"
+    for _ in range(3):
+        wire.call("metadata", 8, topics=[{"name": topic}], allow_auto_topic_creation=True)
+    if allowed:
+        wait_until(lambda: topic in cluster.admin.topics(), what="the topic")
+    else:
+        assert topic not in cluster.admin.topics()
 
 
-async def test_aiokafka_producing_creates_a_topic(cluster, unique):
-    topic = unique("topic")
-    producer = AIOKafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
-    await producer.start()
-    try:
-        await producer.send_and_wait(topic, b"x")
-    finally:
-        await producer.stop()
-    assert [message.value() for message in cluster.read_all(topic)] == [b"x"]
+def test_metadata_names_the_broker_by_the_address_that_clients_use(cluster, wire):
+    topic = cluster.topic(3)
+    answer = wire.call("metadata", 8, topics=[{"name": topic}], allow_auto_topic_creation=False)
+    (broker,) = answer["brokers"]
+    assert f"{broker['host']}:{broker['port']}" == cluster.bootstrap_servers
+    (found,) = answer["topics"]
+    leaders = {(partition["leader_id"], *partition["isr_nodes"]) for partition in found["partitions"]}
+    assert leaders == {(broker["node_id"], broker["node_id"])}
 
 
-def test_settings_are_described_and_changed(cluster, wait_until):
-    topic = cluster.create_topic(cleanup_policy="compact", retention_ms="12345")
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-
-    def settings():
-        return cluster.admin.describe_configs([resource])[resource].result(10)
-
-    before = settings()
-    assert (before["cleanup.policy"].value, before["retention.ms"].value) == ("compact", "12345")
-    assert not before["retention.ms"].is_default and before["segment.bytes"].is_default
-    change = ConfigResource(
-        ResourceType.TOPIC,
-        topic,
-        incremental_configs=[
-            ConfigEntry("retention.ms", "999", incremental_operation=AlterConfigOpType.SET),
-            ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.APPEND),
-        ],
-    )
-    cluster.admin.incremental_alter_configs([change])[change].result(10)
-    wait_until(lambda: settings()["retention.ms"].value == "999", what="the change")
-    assert set(settings()["cleanup.policy"].value.split(",")) == {"compact", "delete"}
-    undo = ConfigResource(
-        ResourceType.TOPIC,
-        topic,
-        incremental_configs=[ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE)],
-    )
-    cluster.admin.incremental_alter_configs([undo])[undo].result(10)
-    wait_until(lambda: settings()["retention.ms"].is_default, what="the return to the default")
+def test_metadata_of_no_topics_is_about_the_brokers_only(cluster, wire):
+    cluster.topic()
+    answer = wire.call("metadata", 8, topics=[], allow_auto_topic_creation=False)
+    assert answer["topics"] == [] and len(answer["brokers"]) == 1
 
 
-def test_a_bad_setting_changes_nothing(cluster):
-    topic = cluster.create_topic(retention_ms="12345")
-    change = ConfigResource(
-        ResourceType.TOPIC,
-        topic,
-        incremental_configs=[
-            ConfigEntry("segment.bytes", "2000000", incremental_operation=AlterConfigOpType.SET),
-            ConfigEntry("retention.ms", "-7", incremental_operation=AlterConfigOpType.SET),
-        ],
-    )
-    refused = cluster.admin.incremental_alter_configs([change])[change]
-    assert _refusal(refused).code() == KafkaError.INVALID_CONFIG
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    settings = cluster.admin.describe_configs([resource])[resource].result(10)
-    assert settings["retention.ms"].value == "12345" and settings["segment.bytes"].is_default
+def test_one_bad_topic_of_a_request_does_not_stop_the_others(cluster, wire):
+    good, bad = unique("topic"), "not a name"
+    wanted = [
+        {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+        for name in (good, bad)
+    ]
+    answer = wire.call("create_topics", 5, topics=wanted, timeout=10_000, validate_only=False)
+    assert {found["name"]: found["error_code"] for found in answer["topics"]} == {good: 0, bad: INVALID_TOPIC}
 
 
-def test_partitions_can_be_added_and_not_taken(cluster):
-    topic = cluster.create_topic()
-    cluster.produce(topic, [b"before"])
-    cluster.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
-    assert len(cluster.admin.list_topics(topic, 5).topics[topic].partitions) == 3
-    refused = cluster.admin.create_partitions([NewPartitions(topic, 2)])[topic]
-    assert _refusal(refused).code() == KafkaError.INVALID_PARTITIONS
-    producer = Producer(cluster.config())
-    producer.produce(topic, b"after", partition=2)
-    assert producer.flush(10) == 0
-    assert sorted(message.value() for message in cluster.read_all(topic)) == [b"after", b"before"]
-
-
-def test_a_deleted_topic_is_gone_and_its_name_starts_empty(cluster, wait_until):
-    topic = cluster.create_topic()
-    cluster.produce(topic, [b"old"] * 5)
-    cluster.admin.delete_topics([topic])[topic].result(10)
-    wait_until(lambda: topic not in cluster.admin.list_topics(timeout=5).topics, what="the deletion")
-    refused = cluster.admin.delete_topics([topic])[topic]
-    assert _refusal(refused).code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-    cluster.create_topic(name=topic)
-    assert cluster.watermarks(topic) == (0, 0)
-
-
-def test_the_cluster_describes_itself(cluster):
-    described = cluster.admin.describe_cluster().result(10)
-    assert described.cluster_id and described.controller.id in {node.id for node in described.nodes}
-    broker = ConfigResource(ResourceType.BROKER, str(described.controller.id))
-    settings = cluster.admin.describe_configs([broker])[broker].result(10)
-    assert int(settings["message.max.bytes"].value) > 0
+def test_api_versions_name_every_request_that_the_clients_make(cluster, wire):
+    answer = wire.call("api_versions", 3, client_software_name="wire", client_software_version="1")
+    spoken = {api["api_key"]: (api["min_version"], api["max_version"]) for api in answer["api_keys"]}
+    used = {0: 8, 1: 12, 2: 7, 3: 8, 8: 7, 9: 7, 10: 2, 11: 5, 12: 3, 13: 3, 14: 3, 18: 3, 19: 5, 22: 4, 24: 3, 26: 3}
+    assert all(spoken[key][0] <= version <= spoken[key][1] for key, version in used.items())
