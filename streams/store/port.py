@@ -7,7 +7,8 @@ many processes may read while one or more write. Each raises EngineUnreachable w
 
 Of several events of one key, this one is kept, whole:
 
-- a rollout: the greatest version; the fold gives a version one content
+- a rollout: the greatest version; the fold gives a version one content, and all versions of a rollout the run and
+  the time of its request
 - triplets: the greatest (revision, spans_total)
 - a worker, a version of resources, a reject (same place and reason): the latest occurred_at_us
 - a training step: the greatest (ended_at_us, manifest_hash)

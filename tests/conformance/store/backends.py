@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agl_stream.settings import Settings
@@ -34,6 +34,14 @@ class Database:
         self._opened.append(open_store(self.settings, read_only=read_only))
         return self._opened[-1]
 
+    def elsewhere(self) -> Database:
+        """A database of the same kind that nobody has made."""
+        if self.settings.store_url:
+            changes = {"store_url": self.settings.store_url + "_elsewhere"}
+        else:
+            changes = {"dir": str(self.settings.folder / "elsewhere")}
+        return Database(replace(self.settings, **changes), self.capabilities)
+
     def close(self) -> None:
         for store in self._opened:
             store.close()
@@ -42,8 +50,12 @@ class Database:
 class Backend:
     """Makes databases, one at a time: making one may end the one before."""
 
-    def __init__(self, name: str, capabilities: Capabilities, make_settings: Callable[[], Settings]) -> None:
+    def __init__(
+        self, name: str, capabilities: Capabilities, make_settings: Callable[[], Settings], *, examples: int
+    ) -> None:
+        """``examples``: how many logs a property is tried with; emptying a database of servers takes long."""
         self.name = name
+        self.examples = examples
         self.capabilities = capabilities
         self._make_settings = make_settings
 
@@ -58,4 +70,4 @@ def sqlite_backend(folder: Path) -> Backend:
         shutil.rmtree(folder / "store", ignore_errors=True)
         return Settings(dir=str(folder / "store"))
 
-    return Backend("sqlite", Capabilities(atomic_apply=True, reads_before_creation=True), make_settings)
+    return Backend("sqlite", Capabilities(atomic_apply=True, reads_before_creation=True), make_settings, examples=12)

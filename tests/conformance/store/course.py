@@ -42,13 +42,14 @@ class Log:
 
     partitions: dict[Partition, list[Placed]] = field(default_factory=dict)
     rollout_ids: list[str] = field(default_factory=list)
+    start_us: int = START_US
 
     def append(self, topic: str, key: str, event: Event) -> None:
         count = TOPICS[topic].partitions or PARTITIONS
         number = murmur2_partition(key.encode(), count)
         records = self.partitions.setdefault((topic, number), [])
         # as the event producer completes them; those that say when it happened keep it
-        completed = {"producer": PRODUCER, "occurred_at_us": START_US + len(records), **event}
+        completed = {"producer": PRODUCER, "occurred_at_us": self.start_us + len(records), **event}
         records.append(Placed(topic, number, len(records), completed))
 
     @property
@@ -77,7 +78,9 @@ def _key_of(topic: str, event: Event) -> tuple[Any, ...]:
 def write_log(seed: int, rollouts: int = 5) -> Log:
     """A log of everything a sink reads; the same seed gives the same one."""
     luck = random.Random(seed)
-    log = Log(rollout_ids=[f"ro-{seed}-{n}" for n in range(rollouts)])
+    # each in a time of its own, so that two of them in one store leave nothing to chance
+    start_us = START_US + seed % 1000 * 10_000
+    log = Log(rollout_ids=[f"ro-{seed}-{n}" for n in range(rollouts)], start_us=start_us)
     world, lifecycle = World(), ReplayableLifecycle()
     _publish(log, luck)
     _live(log, luck, world, lifecycle)
@@ -99,7 +102,7 @@ def _publish(log: Log, luck: random.Random) -> None:
         for again in range(luck.choice((1, 1, 2))):
             event = resources_event(
                 resources_id="rs", version=version, resources=f'{{"try": {again}}}', run_id="run", learner_id="l",
-                step=version, occurred_at_us=START_US + 10 * version + again,
+                step=version, occurred_at_us=log.start_us + 10 * version + again,
             )  # fmt: skip
             log.append("resources", f"rs@{version}", event)
 
@@ -164,7 +167,7 @@ def _train(log: Log, luck: random.Random, joined: list[Event]) -> None:
                 }
                 for rollout_id in luck.sample(known, luck.randrange(len(known) + 1))
             ]  # fmt: skip
-            ended_at_us = START_US + 100 * step + luck.randrange(2) * 7
+            ended_at_us = log.start_us + 100 * step + luck.randrange(2) * 7
             manifest = build_manifest(
                 learner_id="l", step=step, run_id="run", outcomes=outcomes, rows=len(outcomes), adapter="llm_calls",
                 resources_id="rs", version_in=step, version_out=step + 1, offsets={("triplets", 0): 5 * step + again},
@@ -176,7 +179,7 @@ def _train(log: Log, luck: random.Random, joined: list[Event]) -> None:
 def _work(log: Log, luck: random.Random) -> None:
     for n in range(8):
         worker_id = luck.choice(("w1", "w2", "w3"))
-        log.append("workers", worker_id, beat(START_US + n, luck.choice(("idle", "busy")), worker_id, slots_free=n))
+        log.append("workers", worker_id, beat(log.start_us + n, luck.choice(("idle", "busy")), worker_id, slots_free=n))
 
 
 def _reject(log: Log, luck: random.Random) -> None:
@@ -185,7 +188,7 @@ def _reject(log: Log, luck: random.Random) -> None:
         offset, rejected_by = luck.randrange(3), luck.choice(("sink", "joiner"))
         source = Record("spans", 0, offset, 0, None, b"\0poison", "", {})
         event = reject_event(source, luck.choice(("not_framed", "undecodable")), "d", rejected_by=rejected_by)
-        log.append("rejects", luck.choice("ab"), event | {"occurred_at_us": START_US + n})
+        log.append("rejects", luck.choice("ab"), event | {"occurred_at_us": log.start_us + n})
 
 
 # reading it

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from agl_stream.streams.store import Condition, Query, StateStore
@@ -28,17 +28,30 @@ from tests.conformance.store.events import (
 )  # fmt: skip
 from tests.conformance.store.model import Model
 
-few = settings(
-    max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", "12")),
-    deadline=None,
-    print_blob=True,
-    # a seed does not get simpler by being smaller
-    phases=(Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-seeds = st.integers(0, 2**32)
-
 Fresh = Callable[[], StateStore]
+Check = Callable[[int], None]
+ForSeeds = Callable[[Check], None]
+
+
+@pytest.fixture
+def for_seeds(backend: Backend) -> ForSeeds:
+    """Runs a check with as many seeds as the back end allows; hypothesis prints the one that fails."""
+
+    def run(check: Check) -> None:
+        @settings(
+            max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", backend.examples)),
+            deadline=None,
+            print_blob=True,
+            # a seed does not get simpler by being smaller
+            phases=(Phase.reuse, Phase.generate),
+        )
+        @given(seed=st.integers(0, 2**32))
+        def checked(seed: int) -> None:
+            check(seed)
+
+        checked()
+
+    return run
 
 
 @pytest.fixture
@@ -89,90 +102,101 @@ def test_the_logs_are_not_dull() -> None:
         assert left < sum(map(len, log.partitions.values()))
 
 
-@few
-@given(seed=seeds)
-def test_in_any_order_that_the_partitions_allow(fresh: Fresh, seed: int) -> None:
-    log, store = write_log(seed), fresh()
-    apply_course(store, log, random.Random(seed), again=False)
-    assert_same(store, log, expected(log))
+def test_in_any_order_that_the_partitions_allow(fresh: Fresh, for_seeds: ForSeeds) -> None:
+    def check(seed: int) -> None:
+        log, store = write_log(seed), fresh()
+        apply_course(store, log, random.Random(seed), again=False)
+        assert_same(store, log, expected(log))
+
+    for_seeds(check)
 
 
-@few
-@given(seed=seeds)
-def test_with_records_again_after_crashes_and_from_paused_sinks(fresh: Fresh, seed: int) -> None:
-    log, store = write_log(seed), fresh()
-    apply_course(store, log, random.Random(seed))
-    assert_same(store, log, expected(log))
+def test_with_records_again_after_crashes_and_from_paused_sinks(fresh: Fresh, for_seeds: ForSeeds) -> None:
+    def check(seed: int) -> None:
+        log, store = write_log(seed), fresh()
+        apply_course(store, log, random.Random(seed))
+        assert_same(store, log, expected(log))
+
+    for_seeds(check)
 
 
-@few
-@given(seed=seeds)
-def test_from_a_compacted_log(fresh: Fresh, seed: int) -> None:
+def test_from_a_compacted_log(fresh: Fresh, for_seeds: ForSeeds) -> None:
     """A store built from what compaction left knows what the one that saw everything knows."""
-    log, store = write_log(seed), fresh()
-    compacted = log.compacted()
-    apply_course(store, compacted, random.Random(seed))
-    assert_same(store, log, expected(log))
+
+    def check(seed: int) -> None:
+        log, store = write_log(seed), fresh()
+        compacted = log.compacted()
+        apply_course(store, compacted, random.Random(seed))
+        assert_same(store, log, expected(log))
+
+    for_seeds(check)
 
 
-@few
-@given(seed=seeds)
-def test_compacted_while_it_was_read(fresh: Fresh, seed: int) -> None:
+def test_compacted_while_it_was_read(fresh: Fresh, for_seeds: ForSeeds) -> None:
     """Half of it was applied before compaction; then it is read from the beginning, as for a lost commit."""
-    log, store, luck = write_log(seed), fresh(), random.Random(seed)
-    batches = list(courses(log, luck))
-    for batch in batches[: luck.randrange(len(batches) + 1)]:
-        store.apply(batch)
-    apply_course(store, log.compacted(), luck)
-    assert_same(store, log, expected(log))
+
+    def check(seed: int) -> None:
+        log, store, luck = write_log(seed), fresh(), random.Random(seed)
+        batches = list(courses(log, luck))
+        for batch in batches[: luck.randrange(len(batches) + 1)]:
+            store.apply(batch)
+        apply_course(store, log.compacted(), luck)
+        assert_same(store, log, expected(log))
+
+    for_seeds(check)
 
 
-@few
-@given(seed=seeds)
-def test_data_without_its_offset(fresh: Fresh, seed: int) -> None:
+def test_data_without_its_offset(fresh: Fresh, for_seeds: ForSeeds) -> None:
     """As after a crash between the two: the marks are gone, the data is there, and everything comes again."""
-    log, store, luck = write_log(seed), fresh(), random.Random(seed)
-    batches = list(courses(log, luck))
-    for batch in batches[: luck.randrange(1, len(batches) + 1)]:
-        store.apply(batch)
-    for topic, partition in luck.sample(sorted(store.applied_offsets()), len(store.applied_offsets()) // 2):
-        store.restart(topic, partition)
-    apply_course(store, log, luck)
-    assert_same(store, log, expected(log))
+
+    def check(seed: int) -> None:
+        log, store, luck = write_log(seed), fresh(), random.Random(seed)
+        batches = list(courses(log, luck))
+        for batch in batches[: luck.randrange(1, len(batches) + 1)]:
+            store.apply(batch)
+        for topic, partition in luck.sample(sorted(store.applied_offsets()), len(store.applied_offsets()) // 2):
+            store.restart(topic, partition)
+        apply_course(store, log, luck)
+        assert_same(store, log, expected(log))
+
+    for_seeds(check)
 
 
-@few
-@given(seed=seeds)
-def test_one_record_at_a_time_and_all_in_one_batch(fresh: Fresh, seed: int) -> None:
-    log = write_log(seed, rollouts=2)
-    wanted = expected(log)
-    store = fresh()
-    store.apply([record for records in log.partitions.values() for record in records])
-    assert_same(store, log, wanted)
-    store = fresh()
-    for records in log.partitions.values():
-        for record in records:
-            store.apply([record])
-    assert_same(store, log, wanted)
+def test_one_record_at_a_time_and_all_in_one_batch(fresh: Fresh, for_seeds: ForSeeds) -> None:
+    def check(seed: int) -> None:
+        log = write_log(seed, rollouts=2)
+        wanted = expected(log)
+        store = fresh()
+        store.apply([record for records in log.partitions.values() for record in records])
+        assert_same(store, log, wanted)
+        store = fresh()
+        for records in log.partitions.values():
+            for record in records:
+                store.apply([record])
+        assert_same(store, log, wanted)
+
+    for_seeds(check)
 
 
-@few
-@given(seed=seeds)
-def test_two_logs_in_one_store(fresh: Fresh, seed: int) -> None:
+def test_two_logs_in_one_store(fresh: Fresh, for_seeds: ForSeeds) -> None:
     """A topic made anew under other rollouts: what the first life left stays, what the second brings is added."""
-    one, two, store, luck = write_log(seed), write_log(seed + 1), fresh(), random.Random(seed)
-    apply_course(store, one, luck)
-    first = answers(store, one)
-    for topic, partition in one.partitions:
-        store.restart(topic, partition)
-    apply_course(store, two, luck)
-    assert store.applied_offsets() == two.ends
-    both = answers(store, one)
-    for question in ("rollouts by id", "spans", "spans of first attempts", "activity", "triplets"):
-        assert both[question] == first[question], question
-    wanted = expected(two)
-    assert store.get_rollouts(two.rollout_ids) == wanted["rollouts by id"]
-    assert answers(store, two)["spans"] == wanted["spans"]
+
+    def check(seed: int) -> None:
+        one, two, store, luck = write_log(seed), write_log(seed + 1), fresh(), random.Random(seed)
+        apply_course(store, one, luck)
+        first = answers(store, one)
+        for topic, partition in one.partitions:
+            store.restart(topic, partition)
+        apply_course(store, two, luck)
+        assert store.applied_offsets() == two.ends
+        both = answers(store, one)
+        for question in ("rollouts by id", "spans", "spans of first attempts", "activity", "triplets"):
+            assert both[question] == first[question], question
+        wanted = expected(two)
+        assert store.get_rollouts(two.rollout_ids) == wanted["rollouts by id"]
+        assert answers(store, two)["spans"] == wanted["spans"]
+
+    for_seeds(check)
 
 
 # late and at the same microsecond
@@ -218,8 +242,8 @@ def test_at_the_same_microsecond_one_of_them_stays_whole(fresh: Fresh, event_typ
 
 def test_a_version_told_twice_with_two_contents_is_one_of_them_whole(fresh: Fresh) -> None:
     """The fold does not do that. If anybody did, queries and the rollout must still say the same."""
-    one = rollout("ro-1", 2, "running", run_id="run-9", requested_at_us=START_US + 5)
-    two = ended("ro-1", 2, "failed", run_id="run-1", reason_code="x")
+    one = rollout("ro-1", 2, "running", group_id="g")
+    two = ended("ro-1", 2, "failed", reason_code="x")
     for first, second in ((one, two), (two, one)):
         store = fresh()
         put(store, "RolloutStateChanged", first)
@@ -227,5 +251,5 @@ def test_a_version_told_twice_with_two_contents_is_one_of_them_whole(fresh: Fres
         found = store.get_rollout("ro-1")
         assert found in (one, two)
         assert store.count_rollouts_by_status() == {found["status"]: 1}
-        for name in ("status", "run_id", "reason_code", "requested_at_us", "ended_at_us"):
+        for name in ("status", "group_id", "reason_code", "ended_at_us"):
             assert store.query_rollouts(Query((Condition(name, exact=found[name]),))).items == [found], name

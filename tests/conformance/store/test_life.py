@@ -83,13 +83,18 @@ def test_reading_only_means_it(database: Database) -> None:
 
 
 def test_reading_a_store_that_nobody_has_made_yet(database: Database) -> None:
+    nowhere = database.elsewhere()
     if not database.capabilities.reads_before_creation:
-        pytest.skip("such a store is made by a command before anything runs")
-    reader = database.open(read_only=True)
+        for read_only in (True, False):
+            with pytest.raises(SettingError, match="agl-stream store apply"):
+                nowhere.open(read_only=read_only)
+        return
+    reader = nowhere.open(read_only=True)
     assert (reader.get_rollout("ro-1"), reader.workers(), reader.applied_offsets()) == (None, [], {})
     assert set(reader.counts().values()) == {0}
-    fill(database.open())
+    fill(nowhere.open())
     assert reader.get_rollout("ro-1") is not None
+    nowhere.close()
 
 
 def test_closing_twice_is_closing(database: Database) -> None:
@@ -180,6 +185,29 @@ def test_a_page_and_its_total_are_of_one_moment(database: Database) -> None:
 
     at_once(write, read, read)
     assert reader.query_rollouts(Query(limit=0)).total == 150
+
+
+def test_what_a_query_finds_meets_its_conditions_while_rollouts_move_on(database: Database) -> None:
+    writer, reader, done = database.open(), database.open(read_only=True), threading.Event()
+
+    def write() -> None:
+        try:
+            for n in range(120):
+                status = ("queuing", "running")[n % 2]
+                events = [rollout(f"ro-{k}", n + 1, status) for k in range(10)]
+                put(writer, "RolloutStateChanged", *events, offset=10 * n)
+        finally:
+            done.set()
+
+    def read() -> None:
+        looks = 0
+        while not done.is_set() or not looks:
+            looks += 1
+            page = reader.query_rollouts(Query((Condition("status", exact="queuing"),)))
+            assert {event["status"] for event in page} <= {"queuing"}
+
+    at_once(write, read, read)
+    assert reader.count_rollouts_by_status() == {"running": 10}
 
 
 def test_triplets_read_while_they_are_replaced_are_of_one_revision(database: Database) -> None:

@@ -19,8 +19,11 @@ from tests.conformance.store.events import START_US, beat, llm_call, published, 
 from tests.conformance.store.model import Model
 from tests.streams.makers import Placed, attempt_state, place
 
+SMALL = [0, 1, 2, 10, -1, None]
+"""For fields of 32 bits."""
+
 many = settings(
-    max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("AGL_STREAM_TEST_EXAMPLES", "50")),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -37,15 +40,28 @@ class Both(NamedTuple):
 def rows() -> list[Placed]:
     """Two hundred rows of five kinds with few different values, so that conditions meet and ties are common."""
     luck = random.Random(20)
-    text, number = (lambda: luck.choice(TEXTS)), (lambda: luck.choice(NUMBERS))
-    some = lambda: luck.choice(TEXTS[:-1])  # noqa: E731
-    when = lambda: START_US + luck.randrange(3)  # noqa: E731
+
+    def text() -> Any:
+        return luck.choice(TEXTS)
+
+    def some() -> Any:
+        return luck.choice(TEXTS[:-1])
+
+    def number() -> Any:
+        return luck.choice(NUMBERS)
+
+    def small() -> Any:
+        return luck.choice(SMALL)
+
+    def when() -> int:
+        return START_US + luck.randrange(3)
+
     made: list[Placed] = []
     for n in range(40):
         attempts = [attempt_state(f"r{n}", k, worker_id=text()) for k in range(1, 1 + luck.randrange(4))]
         event = rollout(
             luck.choice(["r", "R", "ä"]) + str(n), luck.randrange(1, 4), luck.choice(["queuing", "running", "failed"]),
-            reason_code=text(), mode=luck.choice(["train", "val"]), resources_id=text(), resources_version=number(),
+            reason_code=text(), mode=luck.choice(["train", "val"]), resources_id=text(), resources_version=small(),
             run_id=text(), group_id=text(), requested_at_us=when(), ended_at_us=number(), attempts=attempts,
         )  # fmt: skip
         made.append(place("RolloutStateChanged", event, offset=n))
@@ -54,7 +70,7 @@ def rows() -> list[Placed]:
             "ro-1", f"s{n % 31}", luck.choice([1, 2, 2**62]), [1], [2], number=1 + luck.randrange(3),
             occurred_at_us=when(), trace_id=some(), parent_id=text(), name=some(), kind=luck.choice(["tool", "agent"]),
             status=luck.choice(["ok", "error"]), status_description=text(), started_at_us=when(), ended_at_us=number(),
-            model=text(), resources_id=text(), resources_version=number(), finish_reason=text(), ids_missing=text(),
+            model=text(), resources_id=text(), resources_version=small(), finish_reason=text(), ids_missing=text(),
             reward=luck.choice([None, 0.0, 0.5, -1.0, 1e300, 1.0]),
         )  # fmt: skip
         made.append(place("SpanRecorded", event, offset=n))
@@ -165,11 +181,11 @@ def test_the_queries_are_not_dull(both: Both) -> None:
     """Guards the properties above: many a drawn query finds something, and not everything."""
     telling = 0
 
-    @settings(max_examples=300, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=100, deadline=None, database=None, derandomize=True)
     @given(query=queries(fields.ROLLOUT_FIELDS))
     def look(query: Query) -> None:
         nonlocal telling
         telling += 0 < both.model.query_rollouts(query).total < 40
 
     look()
-    assert telling > 60
+    assert telling > 20

@@ -7,7 +7,6 @@ import pytest
 from agl_stream.errors import UsageError
 from agl_stream.streams.store import Condition, Query, StateStore
 from tests.conformance.store.events import START_US, ids, put, rejected
-from tests.conformance.store.model import REJECT_FIELDS
 
 
 def test_a_reject_comes_back_whole(store: StateStore) -> None:
@@ -90,31 +89,6 @@ def test_rejects_of_one_time_are_in_order_of_their_place(store: StateStore) -> N
         assert page.total == 16
         paged += [(e["source_topic"], e["source_partition"], e["source_offset"], e["reason_code"]) for e in page]
     assert paged == expected
-
-
-@pytest.mark.parametrize("name", REJECT_FIELDS)
-def test_rejects_can_be_asked_by(store: StateStore, name: str) -> None:
-    events = [
-        rejected(1, occurred_at_us=START_US),
-        rejected(2, "nan_logprob", occurred_at_us=START_US + 1, rollout_id="ro-1", attempt_id="at-1"),
-        rejected(2, occurred_at_us=START_US + 1, source_topic="attempts", source_partition=0, rejected_by="joiner"),
-        rejected(-1, "bad_json", occurred_at_us=START_US, rollout_id="ro-2", event_id="e"),
-    ]
-    put(store, "RecordRejected", *events)
-    for asked in events:
-        expected = [event for event in events if event[name] == asked[name]]
-        for condition in (Condition(name, exact=asked[name]), Condition(name, within=[asked[name], "none"])):
-            page = store.query_rejects(Query((condition,)))
-            assert page.total == len(expected) and {id_of(e) for e in page} == {id_of(e) for e in expected}
-    ascending = store.query_rejects(Query(sort_by=name)).items
-    ranks = [(e[name] is not None, e[name], *id_of(e)) for e in ascending]
-    assert ranks == sorted(ranks) and len(ranks) == 4
-    assert store.query_rejects(Query(sort_by=name, sort_order="desc")).items == ascending[::-1]
-
-
-def id_of(event: dict[str, object]) -> tuple[object, ...]:
-    names = ("source_topic", "source_partition", "source_offset", "reason_code", "event_id")
-    return tuple(event[name] for name in names)
 
 
 def test_other_fields_of_rejects_cannot_be_asked(store: StateStore) -> None:

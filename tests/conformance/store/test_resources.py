@@ -7,7 +7,6 @@ import pytest
 from agl_stream.errors import UsageError
 from agl_stream.streams.store import Condition, Query, StateStore
 from tests.conformance.store.events import START_US, ids, published, put
-from tests.conformance.store.model import RESOURCE_FIELDS
 
 
 def test_a_version_comes_back_whole(store: StateStore) -> None:
@@ -87,25 +86,6 @@ def test_by_default_sets_in_order_and_versions_in_order(store: StateStore) -> No
     found = [(event["resources_id"], event["version"]) for event in store.query_resources()]
     assert found == [(name, version) for name in ("rs-a", "rs-b", "rs-c") for version in (1, 2, 10)]
     assert [(e["resources_id"], e["version"]) for e in store.query_resources(Query(sort_order="desc"))] == found[::-1]
-
-
-@pytest.mark.parametrize("name", RESOURCE_FIELDS)
-def test_resources_can_be_asked_by(store: StateStore, name: str) -> None:
-    events = [
-        published(1, START_US, "rs-1"),
-        published(2, START_US + 1, "rs-1", run_id="run-1", step=3),
-        published(2, START_US, "rs-2", run_id="run-2", step=3),
-    ]
-    put(store, "ResourcesPublished", *events)
-    for asked in events:
-        expected = [event for event in events if event[name] == asked[name]]
-        for condition in (Condition(name, exact=asked[name]), Condition(name, within=[asked[name], -7])):
-            page = store.query_resources(Query((condition,)))
-            assert (page.items, page.total) == (expected, len(expected))
-    ascending = store.query_resources(Query(sort_by=name)).items
-    ranks = [(e[name] is not None, e[name], e["resources_id"], e["version"]) for e in ascending]
-    assert ranks == sorted(ranks) and len(ranks) == 3
-    assert store.query_resources(Query(sort_by=name, sort_order="desc")).items == ascending[::-1]
 
 
 def test_pages_of_resources(store: StateStore) -> None:

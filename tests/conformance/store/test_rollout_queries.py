@@ -47,8 +47,9 @@ def library(backend: Backend) -> Iterator[StateStore]:
     """A store with the sixty rollouts, for reading."""
     database = backend.make()
     store = database.open()
-    earlier = [event | {"version": 0, "status": "queuing", "run_id": "run-old", "attempts": []} for event in EVENTS]
-    store.apply([place("RolloutStateChanged", event, 0, n) for n, event in enumerate([*earlier, *EVENTS])])
+    earlier = [event | {"version": 0, "status": "queuing", "mode": "unknown", "attempts": []} for event in EVENTS]
+    store.apply([place("RolloutStateChanged", event, 0, n) for n, event in enumerate(earlier)])
+    store.apply([place("RolloutStateChanged", event, 0, n) for n, event in enumerate(EVENTS, len(earlier))])
     yield store
     database.close()
 

@@ -71,10 +71,10 @@ def test_versions_are_compared_as_numbers(store: StateStore) -> None:
 def test_fields_that_a_later_version_lacks_are_gone(store: StateStore) -> None:
     first = ended("ro-1", 1, group_id="g", resources_id="rs", resources_version=3, reason_code="x")
     put(store, "RolloutStateChanged", first)
-    second = rollout("ro-1", 2, run_id=None)
+    second = rollout("ro-1", 2)
     put(store, "RolloutStateChanged", second, offset=1)
     assert store.get_rollout("ro-1") == second
-    for name in ("group_id", "resources_id", "resources_version", "reason_code", "run_id", "ended_at_us", "attempt_id"):
+    for name in ("group_id", "resources_id", "resources_version", "reason_code", "ended_at_us", "attempt_id"):
         assert store.query_rollouts(Query((Condition(name, exact=None),))).total == 1, name
 
 
@@ -178,14 +178,17 @@ def test_a_rollout_that_moves_on_is_counted_once(store: StateStore) -> None:
 def test_what_a_query_finds_follows_the_state(store: StateStore) -> None:
     """An index must not remember what a rollout was."""
     running = rollout("ro-1", 2, "running", attempts=[attempt_state("ro-1", 1, worker_id="w1", status="running")])
-    over = ended("ro-1", 3, "failed", number=2, run_id="run-2", reason_code="timeout")
+    over = ended("ro-1", 3, "failed", number=2, reason_code="timeout")
     for event in (rollout("ro-1", 1), running, over):
         put(store, "RolloutStateChanged", event, offset=event["version"])
-        now = {"status": event["status"], "run_id": event["run_id"], "reason_code": event["reason_code"]}
+        now = latest_attempt(event) or {"attempt_id": None, "worker_id": None}
         for status in ("queuing", "running", "failed"):
             page = store.query_rollouts(Query((Condition("status", exact=status),)))
-            assert page.items == ([event] if status == now["status"] else [])
-        for run_id in ("run-1", "run-2"):
-            total = store.query_rollouts(Query(must=(Condition("run_id", exact=run_id),), limit=0)).total
-            assert total == (run_id == now["run_id"])
+            assert page.items == ([event] if status == event["status"] else [])
+        for worker_id in (None, "w1", "runner-1"):
+            total = store.query_rollouts(Query(must=(Condition("worker_id", exact=worker_id),), limit=0)).total
+            assert total == (worker_id == now["worker_id"])
+        for reason_code in (None, "timeout"):
+            total = store.query_rollouts(Query((Condition("reason_code", within=[reason_code]),))).total
+            assert total == (reason_code == event["reason_code"])
     assert store.query_rollouts(Query((Condition("ended_at_us", exact=START_US + 9),))).total == 1

@@ -162,23 +162,6 @@ def test_pages_of_spans_do_not_overlap_over_attempts(store: StateStore) -> None:
     assert [name for _, name in everything] == sorted(name for _, name in everything)
 
 
-@pytest.mark.parametrize("name", sorted(PROMISED_FIELDS))
-def test_a_span_can_be_asked_by(store: StateStore, name: str) -> None:
-    plain = span("ro-1", "s1", 1, event_id="e1")
-    full = llm_call(
-        "ro-1", "s2", 2, [1], [2], number=2, event_id="e2", occurred_at_us=START_US + 1, trace_id="t", parent_id="p",
-        status_description="d", started_at_us=START_US + 2, ended_at_us=START_US + 3, resources_id="rs", reward=0.5,
-        ids_missing="prompt",
-    )  # fmt: skip
-    put(store, "SpanRecorded", plain, full)
-    for asked in (plain, full):
-        expected = [event["span_id"] for event in (plain, full) if event[name] == asked[name]]
-        for condition in (Condition(name, exact=asked[name]), Condition(name, within=[asked[name]])):
-            assert ids(store.query_spans("ro-1", None, Query((condition,))), "span_id") == expected
-    descending = ids(store.query_spans("ro-1", None, Query(sort_by=name, sort_order="desc")), "span_id")
-    assert descending == ids(store.query_spans("ro-1", None, Query(sort_by=name)), "span_id")[::-1]
-
-
 def test_bodies_structures_and_token_ids_cannot_be_asked(store: StateStore) -> None:
     assert frozenset(PROMISED_FIELDS) == SPAN_FIELDS
     put(store, "SpanRecorded", span("ro-1", "s1"))
@@ -269,9 +252,9 @@ def test_last_activity_is_the_latest_span(store: StateStore) -> None:
 
 
 def test_last_activity_of_any_number_of_attempts(store: StateStore) -> None:
-    put(store, "SpanRecorded", *[span(f"ro-{n}", "s", occurred_at_us=START_US + n) for n in range(0, 2000, 2)])
-    found = store.last_activity(attempt_id(f"ro-{n}", 1) for n in range(2000))
-    assert found == {attempt_id(f"ro-{n}", 1): START_US + n for n in range(0, 2000, 2)}
+    put(store, "SpanRecorded", *[span(f"ro-{n}", "s", occurred_at_us=START_US + n) for n in range(0, 1200, 2)])
+    found = store.last_activity(attempt_id(f"ro-{n}", 1) for n in range(1200))
+    assert found == {attempt_id(f"ro-{n}", 1): START_US + n for n in range(0, 1200, 2)}
 
 
 def test_a_span_told_again_is_activity_only_once(store: StateStore) -> None:

@@ -7,7 +7,6 @@ import pytest
 from agl_stream.errors import UsageError
 from agl_stream.streams.store import Condition, Query, StateStore
 from tests.conformance.store.events import START_US, beat, ids, put
-from tests.conformance.store.model import WORKER_FIELDS
 
 
 def test_a_heartbeat_comes_back_whole(store: StateStore) -> None:
@@ -52,31 +51,6 @@ def test_workers_are_in_order_of_their_ids(store: StateStore) -> None:
     names = ["w10", "w9", "W1", "", "ä", "a"]
     put(store, "WorkerHeartbeat", *[beat(START_US + n, worker_id=name) for n, name in enumerate(names)])
     assert ids(store.workers(), "worker_id") == ["", "W1", "a", "w10", "w9", "ä"]
-
-
-@pytest.mark.parametrize("name", WORKER_FIELDS)
-def test_workers_can_be_asked_by(store: StateStore, name: str) -> None:
-    old = [beat(START_US - 9, "stopping", f"w{n}", role="gateway") for n in range(4)]
-    events = [
-        beat(START_US, "idle", "w0"),
-        beat(START_US + 1, "busy", "w1"),
-        beat(START_US, "busy", "w2", role="server"),
-        beat(START_US + 2, "idle", "w3", role="trainer"),
-    ]
-    put(store, "WorkerHeartbeat", *old, *events)
-    for asked in events:
-        expected = [event for event in events if event[name] == asked[name]]
-        for condition in (Condition(name, exact=asked[name]), Condition(name, within=[asked[name], "none"])):
-            page = store.query_workers(Query((condition,)))
-            assert (page.items, page.total) == (expected, len(expected))
-        assert (
-            old[0][name] == events[0][name]
-            or store.query_workers(Query((Condition(name, exact=old[0][name]),))).total == 0
-        )
-    ascending = store.query_workers(Query(sort_by=name)).items
-    ranks = [(event[name], event["worker_id"]) for event in ascending]
-    assert ranks == sorted(ranks) and len(ranks) == 4
-    assert store.query_workers(Query(sort_by=name, sort_order="desc")).items == ascending[::-1]
 
 
 def test_pages_and_parts_of_workers(store: StateStore) -> None:
