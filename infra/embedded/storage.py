@@ -11,12 +11,10 @@ from pathlib import Path
 
 from agl_stream.errors import FolderNotWritable
 from agl_stream.infra.embedded import disk
-from agl_stream.infra.embedded.journal import DamagedFile, Journal
+from agl_stream.infra.embedded.journal import DamagedFile
 from agl_stream.infra.embedded.seal import seal, unseal
 
 logger = logging.getLogger(__name__)
-write_atomically = disk.write_whole
-__all__ = ["DamagedFile", "FolderInUse", "FolderLock", "Journal", "check_format", "mark_format", "write_atomically"]
 
 
 _RESERVE_BYTES = 256 * 1024

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agl_stream.infra.embedded.journal import Journal
 from agl_stream.infra.embedded.registry.compatibility import LEVELS, InvalidSchema, canonical, incompatibilities, parse
-from agl_stream.infra.embedded.storage import Journal
 
 MODES = ("READWRITE", "READONLY")
 

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agl_stream.infra.embedded import disk
 from agl_stream.infra.embedded.config import BrokerConfig
-from agl_stream.infra.embedded.storage import DamagedFile, write_atomically
+from agl_stream.infra.embedded.journal import DamagedFile
 
 PRODUCER_RATE, CONSUMER_RATE, REQUEST_PERCENTAGE = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 KEYS = (PRODUCER_RATE, CONSUMER_RATE, REQUEST_PERCENTAGE)
@@ -110,7 +111,7 @@ class ClientQuotas:
         altered = {**self._altered, client_id: kept}
         altered = {name: values for name, values in altered.items() if values}
         saved = {"format": _FORMAT, "client_ids": list(altered.items())}
-        write_atomically(self._path, json.dumps(saved, indent=1).encode())
+        disk.write_whole(self._path, json.dumps(saved, indent=1).encode())
         self._altered = altered
         self._any = self._find_any()
 

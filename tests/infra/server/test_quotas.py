@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from agl_stream.errors import SettingError
 from agl_stream.infra.embedded.config import BrokerConfig
+from agl_stream.infra.embedded.journal import DamagedFile
 from agl_stream.infra.embedded.server.quotas import (
     CONSUMER_RATE,
     PRODUCER_RATE,
@@ -17,7 +18,6 @@ from agl_stream.infra.embedded.server.quotas import (
     ClientQuotas,
     WindowedSum,
 )
-from agl_stream.infra.embedded.storage import DamagedFile
 from agl_stream.infra.embedded.testing import BrokerThread
 
 
