@@ -18,6 +18,7 @@ from agl_stream.streams.store.cassandra.address import Address
 from agl_stream.streams.store.cassandra.answering import named, select
 from agl_stream.streams.store.cassandra.applied import Applied
 from agl_stream.streams.store.cassandra.connection import Connection
+from agl_stream.streams.store.cassandra.durability import warn_of_late_sync
 from agl_stream.streams.store.cassandra.layout import check_layout
 from agl_stream.streams.store.cassandra.requests import read, read_all
 from agl_stream.streams.store.cassandra.spans import count_spans, get_spans
@@ -54,6 +55,8 @@ class CassandraStore:
         self._connection = Connection(settings, address)
         try:
             check_layout(self._connection, settings)
+            if not read_only:
+                warn_of_late_sync(self._connection)
         except BaseException:
             self._connection.close()
             raise

@@ -15,6 +15,7 @@ from agl_stream.errors import AglStreamError, EngineUnreachable, SettingError
 from agl_stream.infra.servers.cassandra import Cassandra
 from agl_stream.settings import Settings
 from agl_stream.streams.store import open_store
+from agl_stream.streams.store.cassandra import durability
 from agl_stream.streams.store.cassandra.migration import migrations
 from agl_stream.streams.store.layout import apply_store, plan_store
 from agl_stream.supervise import free_ports
@@ -171,6 +172,20 @@ def test_the_verb_says_what_there_is_to_do(fresh: Settings) -> None:
     again = CliRunner().invoke(command, ["plan", "--output", "json"], env=variables)
     assert again.exit_code == 0
     assert {change["action"] for change in json.loads(again.output)["changes"]} == {"keep"}
+
+
+@engines
+def test_a_node_that_acknowledges_early_is_told_of(
+    made: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_store(made, read_only=False).close()
+    assert "commitlog_sync" not in caplog.text
+    # what this node says is not the word that is warned of; so the word is changed
+    monkeypatch.setattr(durability, "_PERIODIC", "batch")
+    open_store(made, read_only=True).close()
+    assert "commitlog_sync" not in caplog.text
+    open_store(made, read_only=False).close()
+    assert "set commitlog_sync: group or batch" in caplog.text
 
 
 def test_no_node_at_all_is_told_with_the_setting() -> None:

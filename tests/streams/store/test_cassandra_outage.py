@@ -27,7 +27,7 @@ from ..makers import Placed, ended, place, rollout, span
 from ..running import Part, settings_for
 from .cassandra_keyspace import fresh_keyspace
 
-pytestmark = [pytest.mark.engines, pytest.mark.faults]
+pytestmark = [pytest.mark.engines, pytest.mark.faults, pytest.mark.timeout(600)]
 
 OUTAGE_SECONDS = float(os.environ.get("AGL_STREAM_OUTAGE_SECONDS", "10"))
 
