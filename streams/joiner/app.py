@@ -17,6 +17,7 @@ from agl_stream.streams.joiner.core import Bounds
 from agl_stream.streams.joiner.handler import JoinerHandler
 from agl_stream.streams.joiner.writer import Writer
 from agl_stream.streams.store import open_store
+from agl_stream.streams.store.waiting import Stopped, until_it_answers
 
 
 def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], None] | None = None) -> None:
@@ -28,7 +29,10 @@ def run_joiner(settings: Settings, stop: threading.Event, ready: Callable[[], No
     away is waited for.
     """
     codec = Codec(connections.registry_client(settings))
-    store = open_store(settings, read_only=True)
+    try:
+        store = until_it_answers(lambda: open_store(settings, read_only=True), stop, "joiner")
+    except Stopped:
+        return
     questions = LogQuestions(settings, "joiner")
     try:
         with EventProducer(settings, name="joiner", codec=codec, linger_ms=1.0) as producer:

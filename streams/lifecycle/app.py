@@ -2,8 +2,9 @@
 
 What it promises: every input record is folded at least once, in the order of its partition, and its offset is
 committed only after the states and events that follow from it are acknowledged by the log. A process that dies, or
-loses partitions, leaves nothing behind but records that are read again. It never waits in silence: an engine that
-stays away, a crash inside Faust and a standstill with work waiting all end ``run_lifecycle`` with an error, for a
+loses partitions, leaves nothing behind but records that are read again. An engine that goes away is waited for,
+however long, with a warning at each try: another process would find it no sooner. A crash inside Faust and a
+standstill with work waiting, both of which a new process may mend, end ``run_lifecycle`` with an error, for a
 supervisor to start it anew.
 """
 
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from agl_stream import connections
 from agl_stream.producers.event_producer import EventProducer
@@ -30,6 +31,7 @@ from agl_stream.streams.lifecycle.resource_reader import ResourceReader
 from agl_stream.streams.lifecycle.table import open_table
 from agl_stream.streams.lifecycle.worker import LifecycleWorker
 from agl_stream.streams.store import open_store
+from agl_stream.streams.store.waiting import Stopped, until_it_answers
 
 _INPUTS = {
     "RolloutRequested": {},
@@ -45,7 +47,7 @@ def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[],
     Blocks. Raises EngineUnreachable when broker, registry or topics are missing at the start, and whatever ended it
     before it was stopped.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, suppress(Stopped):
         partitions = prepare_topics(settings)
         folder = settings.folder / "lifecycle"
         instance = settings.lifecycle_instance or stack.enter_context(stable_name("lifecycle", folder))
@@ -57,7 +59,7 @@ def run_lifecycle(settings: Settings, stop: threading.Event, ready: Callable[[],
         resources = ResourceReader(settings, codec)
         stack.callback(resources.close)
         resources.view()
-        store = open_store(settings, read_only=True)
+        store = until_it_answers(lambda: open_store(settings, read_only=True), stop, "lifecycle")
         stack.callback(store.close)
         offsets = GroupOffsets(settings, settings.group("lifecycle"))
         stack.callback(offsets.close)

@@ -37,6 +37,7 @@ _BATCH_SECONDS = 0.02
 is not kept waiting."""
 _TRANSIENT = (EngineUnreachable, DeliveryFailed, BufferFull, TimeoutError)
 _RETRIES = 3
+_LONGEST_PAUSE_SECONDS = 4.0
 _LOOK_SECONDS = 0.1
 _SWEEP_SECONDS = 1.0
 _COMMIT_SECONDS = 0.2
@@ -72,6 +73,7 @@ class LifecycleWorker:
         self._ahead: dict[Place, int] = {}
         self._uncommitted: dict[TP, int] = {}
         self._failure: BaseException | None = None
+        self._stopping = False
         self._busy = asyncio.Lock()
         self._committing = asyncio.Lock()
         app.agent(inputs, name="lifecycle")(self._agent)
@@ -94,6 +96,7 @@ class LifecycleWorker:
                     ready()
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
+            self._stopping = True
             commits.cancel()
             await self._stop_app()
         self._raise_failure()
@@ -115,7 +118,9 @@ class LifecycleWorker:
                 try:
                     await self._process(batch)
                 except Exception as error:  # noqa: BLE001 - whatever it is, it ends the process with its message
-                    self._failure = error
+                    # what was still being tried when the process was told to stop is no failure
+                    if not (self._stopping and isinstance(error, _TRANSIENT)):
+                        self._failure = error
                     # never returning keeps Faust from going on; run() ends the process
                     await asyncio.Event().wait()
                 batch = []
@@ -160,13 +165,19 @@ class LifecycleWorker:
         return True
 
     async def _persistently(self, work: Callable[[], _T]) -> _T:
-        for tries in range(_RETRIES):
+        """Until it succeeds or the process stops. What the producer could not deliver is given up after some tries,
+        for that one a new process may mend; an engine that is away is waited for."""
+        tries = refused = 0
+        while True:
             try:
                 return await self._in_thread(work)
             except _TRANSIENT as error:
+                refused += not isinstance(error, EngineUnreachable)
+                if refused > _RETRIES or self._stopping:
+                    raise
                 logger.warning("the lifecycle waits for an engine: %s", error)
-                await asyncio.sleep(0.5 * 2**tries)
-        return await self._in_thread(work)
+                await asyncio.sleep(min(0.5 * 2**tries, _LONGEST_PAUSE_SECONDS))
+                tries += 1
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -13,16 +13,15 @@ from agl_stream import connections
 from agl_stream.consumers.batch_loop import BatchHandler, BatchLoop, Partition, Record
 from agl_stream.consumers.log_questions import LogQuestions
 from agl_stream.consumers.rejects import RejectLimits, Rejects
-from agl_stream.errors import EngineUnreachable
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.codec import Codec
 from agl_stream.settings import Settings
 from agl_stream.streams.materialise.activity import ActivityWatch
 from agl_stream.streams.store import StateStore, open_store
+from agl_stream.streams.store.waiting import Stopped, until_it_answers
 
 TOPICS = ("spans", "rollouts", "triplets", "batches", "resources", "workers", "rejects")
 _LOOK_SECONDS = 0.2
-_RETRY_SECONDS = (0.2, 5.0)
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +35,9 @@ def run_sink(settings: Settings, stop: threading.Event, ready: Callable[[], None
     Any number of sinks may run; the group shares the partitions. Raises TooManyRejects, SettingError and
     FolderNotWritable; a broker or database that is away is waited for.
     """
-    store = _open_when_there(settings, stop)
-    if store is None:
+    try:
+        store = until_it_answers(lambda: open_store(settings, read_only=False), stop, "sink")
+    except Stopped:
         return
     codec = Codec(connections.registry_client(settings))
     questions = LogQuestions(settings, "sink")
@@ -53,19 +53,6 @@ def run_sink(settings: Settings, stop: threading.Event, ready: Callable[[], None
     finally:
         questions.close()
         store.close()
-
-
-def _open_when_there(settings: Settings, stop: threading.Event) -> StateStore | None:
-    """The store, once its database answers; None when stopped before."""
-    pause, longest = _RETRY_SECONDS
-    while not stop.is_set():
-        try:
-            return open_store(settings, read_only=False)
-        except EngineUnreachable as error:
-            logger.warning("sink: %s; trying again in %.1f s", error, pause)
-            stop.wait(pause)
-            pause = min(pause * 2, longest)
-    return None
 
 
 class SinkHandler(BatchHandler):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from agl_stream import connections
@@ -18,16 +18,19 @@ from agl_stream.errors import AglStreamError, DecodeError, EngineUnreachable
 from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.clock import now_us
 from agl_stream.schemas.codec import Codec
+from agl_stream.schemas.events import Event
 from agl_stream.settings import Settings
 from agl_stream.streams.group_offsets import GroupOffsets
 from agl_stream.streams.log_tail import LogTail
 from agl_stream.streams.store import Condition, Query, StateStore, open_store
+from agl_stream.streams.store.waiting import Stopped, until_it_answers
 from agl_stream.streams.watchdog.core import Due, Limits, Sight, Suspicions, judge
 from agl_stream.streams.watchdog.view import View
 
 logger = logging.getLogger(__name__)
 
 OPEN_STATUSES = ("queuing", "preparing", "running", "requeuing")
+OPEN_NOW = Query(conditions=(Condition("status", within=OPEN_STATUSES),))
 _SETTLE_US = 5_000_000
 _SAY_AGAIN_SECONDS = 30.0
 _PATIENCE_SECONDS = 2.0
@@ -38,17 +41,21 @@ _PRUNE_SECONDS = 60.0
 def run_watchdog(settings: Settings, stop: threading.Event, ready: Callable[[], None] | None = None) -> None:
     """Run until ``stop`` is set; ``ready`` is called once the log has been read to its end.
 
-    Blocks. Raises EngineUnreachable when the engines are missing at the start; later it waits for them.
+    Blocks. Raises EngineUnreachable when broker or registry are missing at the start; later it waits for them, and
+    for the state store always.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, suppress(Stopped):
         codec = Codec(connections.registry_client(settings))
         producer = EventProducer(settings, name="watchdog", codec=codec)
         stack.callback(_close_quietly, producer)
-        store = open_store(settings, read_only=True)
+        store = until_it_answers(lambda: open_store(settings, read_only=True), stop, "watchdog")
         stack.callback(store.close)
         watchdog = Watchdog(settings, codec=codec, producer=producer, store=store)
         stack.callback(watchdog.close)
-        watchdog.start()
+        # offsets before rows: a row may be newer than its offset, which does no harm, but not older
+        applied = until_it_answers(store.applied_offsets, stop, "watchdog")
+        open_now = until_it_answers(lambda: store.query_rollouts(OPEN_NOW), stop, "watchdog")
+        watchdog.start(applied, open_now)
         if ready is not None:
             ready()
         while not stop.wait(settings.watchdog_interval_seconds):
@@ -80,15 +87,13 @@ class Watchdog:
         }
         self._take = {"rollouts": self._take_rollout, "workers": self._take_heartbeat, "dispatch": self._take_offer}
 
-    def start(self) -> None:
-        """Take up what is open: rollouts from the state store and on from there, heartbeats from now on, offers from
-        where the runners are (what they have passed is known to have been offered). Raises EngineUnreachable."""
+    def start(self, applied: Mapping[tuple[str, int], int], open_now: Iterable[Event]) -> None:
+        """Take up what is open: rollouts from the state store (its applied offsets and the rows then open) and on from
+        there, heartbeats from now on, offers from where the runners are (what they have passed is known to have been
+        offered). Raises EngineUnreachable when the broker does not answer."""
         now = now_us()
         tails = self._tails
-        # offsets before rows: a row may be newer than its offset, which does no harm, but not older
-        applied = self._store.applied_offsets()
-        open_now = Query(conditions=(Condition("status", within=OPEN_STATUSES),))
-        for event in self._store.query_rollouts(open_now):
+        for event in open_now:
             self._view.rollout_changed(event, seen_at_us=now, sent_at_us=now)
         tails["rollouts"].follow({n: applied.get(("rollouts", n), 0) for n in tails["rollouts"].partitions()})
         tails["workers"].follow(tails["workers"].ends(tails["workers"].partitions()))
