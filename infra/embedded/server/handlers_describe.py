@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 
@@ -158,11 +157,8 @@ def _describe_transaction(node: Node, name: str) -> Message:
 
 
 def _began_ms(transaction: Transaction) -> int:
-    """When the open transaction began (or the broker, if later), by the timer that ends it; -1 when none is open."""
-    if transaction.timer is None:
-        return -1
-    left_seconds = transaction.timer.when() - asyncio.get_running_loop().time()
-    return time.time_ns() // 1_000_000 - transaction.timeout_ms + int(left_seconds * 1000)
+    """When the open transaction began; -1 when none is open."""
+    return transaction.started_ms if transaction.state is State.ONGOING else -1
 
 
 def write_txn_markers(node: Node, request: Message, caller: Caller) -> Message:
