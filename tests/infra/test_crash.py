@@ -324,7 +324,8 @@ def die_and_go_on(folder: Path, seed: int, *, policy: str, power: bool) -> bool:
     print(f"seed {seed}: {policy}, dies at change {countdown} of {target}")
     broker = DyingBroker(folder, policy)
     broker.start(target, countdown, seed)
-    if not broker.port:  # it died while it started
+    died_at_start = not broker.port
+    if died_at_start:
         broker.kill()
         if power and broker.platter.exists():
             broker.cut_power()
@@ -333,7 +334,7 @@ def die_and_go_on(folder: Path, seed: int, *, policy: str, power: bool) -> bool:
     workload = Workload(broker, keeper.check)
     try:
         workload.run()
-        died = keeper.stop()
+        died = keeper.stop() or died_at_start
         if not died:
             broker.kill()
             broker.start()
