@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -169,7 +170,7 @@ def test_a_sink_paused_past_its_session_changes_nothing_when_it_goes_on(settings
     paused = spawn(settings, "streams", "--only", "sink")
     try:
         write(settings, 0, spans=SPANS)
-        os.kill(paused.pid, signal.SIGSTOP)
+        pause(paused, settings)
         with Part(run_sink, settings):
             for seed in range(1, LOGS):
                 write(settings, seed)
@@ -182,6 +183,22 @@ def test_a_sink_paused_past_its_session_changes_nothing_when_it_goes_on(settings
     finally:
         paused.kill()
         paused.wait()
+
+
+def pause(process: subprocess.Popen[Any], settings: Settings) -> None:
+    """Stop it where it stands; but over a file, not while it holds the file's lock, which nobody could take from it."""
+    file = settings.folder / "state.db"
+    while True:
+        os.kill(process.pid, signal.SIGSTOP)
+        if settings.store_url:
+            return
+        with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                os.kill(process.pid, signal.SIGCONT)
+                ended_within(process, 0.01)
 
 
 def members_are(settings: Settings, count: int) -> Callable[[], bool]:
