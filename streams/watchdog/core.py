@@ -78,8 +78,8 @@ def judge(
         elif latest["started_at_us"] is None:
             if now_us - rollout.sent_at_us > limits.claim_lease_us and sight.settled:
                 unclaimed.append(rollout)
-        elif sight.settled and _timed_out(rollout, now_us):
-            due.append(_timeout(rollout))
+        elif sight.settled and _timed_out(view, rollout, now_us):
+            due.append(_timeout(view, rollout))
         elif sight.settled and _seems_lost(view, rollout):
             since = suspected[latest["attempt_id"]] = suspicions.since_us.get(latest["attempt_id"], now_us)
             if now_us - since >= _LOST_GRACE_US:
@@ -92,16 +92,16 @@ def judge(
     return due
 
 
-def _timed_out(rollout: OpenRollout, now_us: int) -> bool:
+def _timed_out(view: View, rollout: OpenRollout, now_us: int) -> bool:
     limit_us = length_us(rollout.state["config"]["timeout_seconds"])
-    return limit_us is not None and now_us - rollout.latest["started_at_us"] > limit_us
+    return limit_us is not None and now_us - view.started_us(rollout) > limit_us
 
 
-def _timeout(rollout: OpenRollout) -> Due:
+def _timeout(view: View, rollout: OpenRollout) -> Due:
     latest = rollout.latest
     limit = rollout.state["config"]["timeout_seconds"]
     # dated when the limit was passed: an end that came before it was earlier, however late it is read
-    at_us = latest["started_at_us"] + (length_us(limit) or 0) + 1
+    at_us = view.started_us(rollout) + (length_us(limit) or 0) + 1
     name = event_id("watchdog", "timeout", latest["attempt_id"], latest["delivery"], latest["started_at_us"])
     return _report(rollout, "timeout", name, at_us, "attempt_timeout", f"longer than timeout_seconds={limit:g}")
 
@@ -181,7 +181,7 @@ def _backoff_over(rollout: OpenRollout, now_us: int) -> list[Due]:
     # none is over at once: the limit may have been lifted, or never been a number, while its rollout waits for it
     backoff_us = length_us(state["config"]["backoff_seconds"]) or 0
     doublings = min(max(latest["attempt_number"] - 1, 0), _MOST_DOUBLINGS)
-    ended_at_us = latest["ended_at_us"] or state["occurred_at_us"]
+    ended_at_us = rollout.believed(latest["ended_at_us"] or state["occurred_at_us"])
     if now_us - ended_at_us < backoff_us << doublings:
         return []
     name = event_id("watchdog", "backoff", latest["attempt_id"], state["version"])

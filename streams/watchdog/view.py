@@ -1,7 +1,8 @@
 """What the watchdog knows of open attempts and of workers. Pure; times are given, never asked for.
 
 Silence is measured by when things were *seen here*, not by their writers' clocks: clocks that disagree cannot kill
-an attempt, and after a restart everything counts as just seen.
+an attempt, and after a restart everything counts as just seen. An attempt's own length is measured from its start as
+its worker dated it, where that can be true.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 
 from agl_stream.schemas.events import Event
 from agl_stream.streams.lifecycle.limits import LONGEST_SECONDS
+
+_CLOCKS_AGREE_US = 5_000_000
+"""Clocks that differ by less are taken for equal: it may have been the heartbeat's way that took so long."""
 
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 _FORGET_US = 600_000_000
@@ -32,6 +36,10 @@ class OpenRollout:
     def latest(self) -> dict[str, Any]:
         return self.state["attempts"][-1]
 
+    def believed(self, at_us: int) -> int:
+        """A worker's date of what it did with the latest attempt, where that can be true; else when it was told."""
+        return at_us if self.latest["dispatched_at_us"] <= at_us <= self.sent_at_us else self.sent_at_us
+
 
 @dataclass(slots=True)
 class SeenWorker:
@@ -43,6 +51,8 @@ class SeenWorker:
     is_stopped: bool
     holds: frozenset[str]
     seen_at_us: int
+    ahead_us: int
+    """How far its clock seemed ahead when this was seen; below zero: behind, or the heartbeat was read late."""
 
 
 class SeenOffer(NamedTuple):
@@ -95,6 +105,7 @@ class View:
             is_stopped=event["status"] == "stopped",
             holds=held,
             seen_at_us=seen_at_us,
+            ahead_us=event["occurred_at_us"] - seen_at_us,
         )
 
     def offered(self, event: Event, *, partition: int, offset: int, seen_at_us: int) -> None:
@@ -105,6 +116,16 @@ class View:
         known = self.offers.get(event["rollout_id"])
         if known is None or (offer.attempt_number, offer.delivery) >= (known.attempt_number, known.delivery):
             self.offers[event["rollout_id"]] = offer
+
+    def started_us(self, rollout: OpenRollout) -> int:
+        """When the latest attempt started, by the clocks of the lifecycle and the watchdog. The worker's date is
+        corrected where its heartbeats show that its clock is wrong, and is not believed where it lies before the
+        offer or after the lifecycle heard of the start: then that counts."""
+        started_us: int = rollout.latest["started_at_us"]
+        worker = self.workers.get(rollout.latest["worker_id"] or "")
+        if worker is not None and abs(worker.ahead_us) > _CLOCKS_AGREE_US:
+            started_us -= worker.ahead_us
+        return rollout.believed(started_us)
 
     def prune(self, now_us: int) -> None:
         """Forget heartbeats and offers of long ago that belong to nothing open. An offer may be read before the

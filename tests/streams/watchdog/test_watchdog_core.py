@@ -250,3 +250,45 @@ def test_pruning_keeps_what_is_open_or_fresh(scene: Scene):
     assert ROLLOUT in scene.view.offers
     scene.view.prune(START + 5_000 * SECOND)
     assert scene.view.offers == {}
+
+
+HOUR = 3_600 * SECOND
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR, 300 * SECOND, -300 * SECOND])
+def test_a_wrong_clock_of_a_worker_neither_ends_nor_spares_an_attempt(ahead: int) -> None:
+    """The limit runs from when the lifecycle heard of the start, if the worker's date of it cannot be true."""
+    scene = Scene()
+    scene.state("running", attempt(started_at_us=START + ahead), timeout_seconds=10.0)
+    assert scene.said(9) == []
+    assert scene.said(11) == ["timeout"]
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR, -30 * SECOND])
+def test_a_start_is_corrected_by_what_heartbeats_show_of_a_clock(ahead: int) -> None:
+    """A date that could be true, of an attempt that was offered long ago, is still wrong by as much as the clock."""
+    scene = Scene()
+    scene.view.heartbeat(
+        event(
+            "WorkerHeartbeat",
+            worker_id="w",
+            worker_instance="w-1",
+            role="runner",
+            occurred_at_us=START + ahead,
+            attempts=[{"rollout_id": ROLLOUT, "attempt_id": ATTEMPT, "attempt_number": 1}],
+        ),
+        seen_at_us=START,
+    )
+    offered_long_ago = attempt(started_at_us=START + ahead, dispatched_at_us=START - 2 * HOUR)
+    scene.state("running", offered_long_ago, timeout_seconds=10.0)
+    assert scene.said(9) == []
+    assert scene.said(11) == ["timeout"]
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_a_backoff_runs_from_an_end_that_can_be_true(ahead: int) -> None:
+    scene = Scene()
+    ended = attempt("failed", ended_at_us=START + ahead)
+    scene.state("requeuing", ended, backoff_seconds=10.0, max_attempts=3)
+    assert scene.said(9) == []
+    assert scene.said(11) == ["requeue"]
