@@ -15,7 +15,7 @@ import click
 
 from agl_stream.cli.output import emit_json, human_bytes, output_option, table
 from agl_stream.cli.shared import load_settings
-from agl_stream.errors import AglStreamError, EngineUnreachable, UsageError
+from agl_stream.errors import AglStreamError, UsageError
 from agl_stream.settings import ENV_PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -28,6 +28,14 @@ NAMES = ("kafka", "cassandra", "registry", "postgres", "connect")
 _STOP_SECONDS = 60.0
 
 names_argument = click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[ENGINE]...")
+
+
+class StartFailed(AglStreamError):
+    """A keeper ended before its engine was ready; its own exit status is kept, because it says what was wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status if status > 0 else 1
 
 
 def _note(line: str) -> None:
@@ -309,13 +317,13 @@ def _spawn_keeper(folder: EngineFolder, settings: Settings, choice: Choice) -> s
 
 
 def _wait_ready(started: Sequence[tuple[EngineFolder, subprocess.Popen[bytes]]]) -> None:
-    """Wait for the ready line of each. Raises EngineUnreachable with the words of one that ended instead."""
+    """Wait for the ready line of each. Raises StartFailed with the words of one that ended instead."""
     for folder, process in started:
         assert process.stdout is not None
         with contextlib.suppress(ValueError):
             if process.stdout.closed or json.loads(process.stdout.readline())["engines"]:
                 process.stdout.close()
                 continue
-        process.wait()
+        status = process.wait()
         said = folder.log_path.read_text(errors="replace").strip().removeprefix("agl-stream: ")
-        raise EngineUnreachable(f"{said or folder.engine + ' did not start'} (log: {folder.log_path})")
+        raise StartFailed(f"{said or folder.engine + ' did not start'} (log: {folder.log_path})", status)
