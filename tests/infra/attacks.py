@@ -159,7 +159,7 @@ class Witness:
     `deadline_seconds` bounds each of its requests, on a machine that does other things besides.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, deadline_seconds: float = 10.0) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, deadline_seconds: float = 30.0) -> None:
         self.partition = Partition(topic)
         self.acknowledged = 0
         self.slowest_seconds = 0.0

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import time
+import uuid
 
 import cramjam
 import pytest
@@ -24,6 +25,7 @@ MAY_TAKE_MIB = 600
 LONG_SECONDS = float(os.environ.get("AGL_STREAM_FUZZ_SECONDS", "60"))
 TAKEN, INVALID_RECORD = 0, 87
 CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+SLOW_CODECS = ("gzip", "snappy", "lz4")
 
 
 @pytest.fixture(scope="module")
@@ -155,24 +157,33 @@ def _batch_of(payload, codec, count, promised_ms=0):
 def _ask_for_times(wire, partition):
     """Makes the broker look inside the newest batch, whatever it answers."""
     with contextlib.suppress(ConnectionError):
-        wire.socket.settimeout(15)
+        wire.socket.settimeout(60)
         wire.list_offset(partition, int(time.time() * 1000) + 10_000_000)
         wire.list_offset(partition, -3)
         wire.list_offset(partition, int(time.time() * 1000) - 10_000)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+def _new_topic(wire):
+    """A partition of its own, so that no test reads the ruins of another."""
+    topic = f"victim-{uuid.uuid4().hex[:8]}"
+    for _ in range(2):
+        wire.call("metadata", 4, topics=[{"name": topic}], allow_auto_topic_creation=True)
+    return Partition(topic)
+
+
+@pytest.mark.parametrize("codec", ["zstd", *(pytest.param(codec, marks=pytest.mark.slow) for codec in SLOW_CODECS)])
 def test_batches_that_are_huge_inside_cost_little_memory_and_time(attacked, codec):
     """Zeros without end, a record without end, as many tiny records as are taken, and more than that."""
     tiny = record(b"", key=None)
     bombs = [
-        (b"\0" * 300_000_000, 1, TAKEN),
-        (b"\xfe\xff\xff\xff\x0f" + b"\0" * 100_000_000, 1, TAKEN),
+        (b"\0" * 140_000_000, 1, TAKEN),
+        (b"\xfe\xff\xff\xff\x0f" + b"\0" * 30_000_000, 1, TAKEN),
         (tiny * 250_000, 250_000, TAKEN),
         (tiny * 250_001, 250_001, INVALID_RECORD),
         (tiny * 250_001, 2**31 - 1, INVALID_RECORD),
     ]
-    wire, partition = Wire(attacked), Partition(VICTIM)
+    wire = Wire(attacked)
+    partition = _new_topic(wire)
     for plain, count, code in bombs:
         payload = _bomb(CODECS[codec], plain)
         if len(payload) < 15_000_000:
@@ -182,22 +193,25 @@ def test_batches_that_are_huge_inside_cost_little_memory_and_time(attacked, code
     wire.close()
 
 
-def test_batches_that_promise_a_time_and_do_not_have_it_cost_little(attacked):
+def test_batches_that_promise_a_time_and_do_not_have_it_cost_little(victim, attacked):
     """Each look would go through all of them: their headers name a time that none of their records has."""
-    wire, partition = Wire(attacked), Partition(VICTIM)
+    wire = Wire(attacked)
+    partition = _new_topic(wire)
     payload = _bomb(CODECS["zstd"], record(b"", key=None) * 100_000)
     for _ in range(200):
         lying = _batch_of(payload, CODECS["zstd"], 100_000, promised_ms=2**40)
         assert wire.produce(partition, lying)["error_code"] == TAKEN
-    began = time.monotonic()
-    assert wire.list_offset(partition, -3)["offset"] >= 0
-    assert time.monotonic() - began < 10
+    before = victim.cpu_seconds()
+    found = wire.list_offset(partition, int(time.time() * 1000) + 2**39)
+    assert found["offset"] in range(100_000, 1_000_000), "the word of a batch near the start is taken"
+    assert victim.cpu_seconds() - before < 4
     wire.close()
 
 
 @pytest.mark.parametrize("count", [2, 100, 250_000])
 def test_a_batch_with_fewer_records_than_it_says_is_no_trap(attacked, count):
-    wire, partition = Wire(attacked), Partition(VICTIM)
+    wire = Wire(attacked)
+    partition = _new_topic(wire)
     assert wire.produce(partition, _batch_of(record(b"x"), 0, count))["error_code"] == TAKEN
     _ask_for_times(wire, partition)
     wire.close()
@@ -205,7 +219,8 @@ def test_a_batch_with_fewer_records_than_it_says_is_no_trap(attacked, count):
 
 def test_clients_that_ask_and_never_read_are_bounded(attacked):
     """Forty of them, each with a dozen requests for everything there is."""
-    writer, partition = Wire(attacked), Partition(VICTIM)
+    writer = Wire(attacked)
+    partition = _new_topic(writer)
     for _ in range(10):
         assert writer.produce(partition, batch(b"x" * 1_000_000))["error_code"] == 0
     end = writer.list_offset(partition, -1)["offset"]

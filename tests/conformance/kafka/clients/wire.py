@@ -24,7 +24,7 @@ class Wire:
 
     def __init__(self, bootstrap_servers: str) -> None:
         host, _, port = bootstrap_servers.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=SECONDS)
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
         self._correlation_id = 0
 
     def call(self, name: str, version: int, **body: Any) -> dict[str, Any]:
