@@ -19,9 +19,10 @@ from agl_stream.supervise import free_ports
 
 from .conftest import NOW_US, Scene, rollout, wait_for
 
-pytestmark = [pytest.mark.engines, pytest.mark.faults]
+# Two workers start again and catch up; on a machine with other work that takes minutes.
+pytestmark = [pytest.mark.engines, pytest.mark.faults, pytest.mark.timeout(600)]
 
-ROLLOUTS = 100
+ROLLOUTS = 60
 
 
 class Load:
@@ -60,7 +61,7 @@ class Load:
                 self._scene.produce("rollouts", "RolloutStateChanged", *states[partition::2], partition=partition)
                 self._scene.produce("attempts", "AttemptStatusChanged", *changes[partition::2], partition=partition)
             self.events += ROLLOUTS
-            self._stop.wait(0.2)  # Some 500 events a second: more would only lengthen the queue to be written.
+            self._stop.wait(0.2)  # Some 300 events a second: more would only lengthen the queue to be written.
 
 
 def test_a_killed_worker_loses_nothing_and_leaves_no_row_twice(scene: Scene) -> None:
@@ -68,12 +69,14 @@ def test_a_killed_worker_loses_nothing_and_leaves_no_row_twice(scene: Scene) -> 
     with Load(scene) as load:
         for _ in range(2):
             seen = int(scene.sql("select count(*) from attempt_events") or 0)
-            wait_for(lambda seen=seen: int(scene.sql("select count(*) from attempt_events") or 0) > seen + 500, "rows")
+            wait_for(
+                lambda seen=seen: int(scene.sql("select count(*) from attempt_events") or 0) > seen + 300, "rows", 180
+            )
             scene.worker.kill()
             before = load.events
             wait_for(lambda before=before: load.events > before + 2 * ROLLOUTS, "a backlog")
             scene.worker.start()
-    scene.wait_sql("select count(*) from attempt_events", str(load.events), 120)
+    scene.wait_sql("select count(*) from attempt_events", str(load.events), 240)
     # A row for each place in the log, none twice, none left out.
     assert scene.sql(
         "select log_partition, count(*), count(distinct log_offset), min(log_offset), max(log_offset) + 1 "
@@ -91,7 +94,7 @@ def test_a_killed_worker_loses_nothing_and_leaves_no_row_twice(scene: Scene) -> 
 def test_a_database_that_is_away_is_waited_for(scene: Scene) -> None:
     scene.apply("rollouts-postgres", "attempt-events-postgres")
     with Load(scene) as load:
-        wait_for(lambda: int(scene.sql("select count(*) from attempt_events") or 0) > 500, "rows")
+        wait_for(lambda: int(scene.sql("select count(*) from attempt_events") or 0) > 300, "rows", 180)
         log_start = scene.worker.nodes[0].log_path.stat().st_size
         scene.postgres.stop()
         try:

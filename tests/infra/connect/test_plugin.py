@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agl_stream.errors import NotFound
+from agl_stream.infra.connect.client import ConnectRefused
 from agl_stream.infra.connect.plugin_build import run_maven
 from agl_stream.infra.connect.sinks import names, template
 from agl_stream.infra.servers.tools import maven
@@ -44,9 +46,8 @@ def test_list_apply_and_remove_say_what_they_do(scene: Scene) -> None:
     assert scene.connect.configs().keys() & {name, spans} == {spans}
 
 
-def test_a_configuration_that_connect_refuses_is_told(scene: Scene) -> None:
-    scene.env["AGL_STREAM_CONNECT_REGISTRY_URL"] = ""
-    scene.env["AGL_STREAM_REPLICATION_FACTOR"] = "1"
-    scene.env["AGL_STREAM_CONNECT_JDBC_URL"] = " "
-    result = scene.agl("connect", "apply", "rollouts-postgres")
-    assert result.exit_code == 1 and "connection.url" in str(result.exception)
+def test_what_connect_refuses_is_told_in_its_words(scene: Scene) -> None:
+    with pytest.raises(ConnectRefused, match="Nowhere"):
+        scene.connect.put(f"{scene.namespace}-x", {"connector.class": "Nowhere", "topics": "t"})
+    with pytest.raises(NotFound, match="no-such"):
+        scene.connect.delete("no-such")
