@@ -6,7 +6,7 @@ fields that queries may name. Measured, that costs no more than a secondary inde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -29,13 +29,21 @@ def select(asked: Table, rows: Sequence[_R], query: Query) -> tuple[list[_R], in
     return found[query.offset : end], len(found)
 
 
-def named(query: Query, field: str) -> Collection[Any] | None:
-    """The values that a row of the answer has in ``field`` for certain, None when it may have any."""
+def named(query: Query, field: str) -> Collection[str | None] | None:
+    """The values that a row of the answer has in ``field``, which holds text, for certain; None when it may have any.
+    What is neither text nor null is left out: no row has it, and ``select`` says when it cannot be asked."""
     conditions = query.must + (query.conditions if query.logic == "and" else ())
     for condition in conditions:
         if condition.field == field and condition.contains is None:
-            return set(condition.within) if condition.within is not None else {condition.exact}
+            values = condition.within if condition.within is not None else (condition.exact,)
+            return {value for value in values if value is None or isinstance(value, str)}
     return None
+
+
+def still_meeting(asked: Table, rows: Iterable[_R], query: Query) -> list[_R]:
+    """Those of ``rows``, read after they were selected, that have not changed out of the answer since."""
+    holds = _holding(asked, query)
+    return [row for row in rows if holds is None or holds(row)]
 
 
 def _holding(asked: Table, query: Query) -> _Test | None:

@@ -10,7 +10,8 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from agl_stream.streams.store.cassandra.address import Address
 from agl_stream.streams.store.cassandra.driver import (
     EXEC_PROFILE_DEFAULT,
     Cluster,
+    ConnectionBusy,
     ConsistencyLevel,
     DCAwareRoundRobinPolicy,
     DriverException,
@@ -81,12 +83,22 @@ class Connection:
         session = self.session
         found = self._prepared.get(statement)
         if found is None:
-            with self.explained():
-                found = session.prepare(statement)
+            found = self._patiently(session.prepare, statement)
             # every write carries its own timestamp: written again it changes nothing
             found.is_idempotent = True
             self._prepared[statement] = found
         return found
+
+    def _patiently(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call until the driver takes it: it refuses everything while the network is full of what was sent before."""
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while True:
+            try:
+                return call(*args)
+            except (NoHostAvailable, DriverException, OperationTimedOut) as error:
+                if not is_busy(error) or time.monotonic() > deadline:
+                    raise explain(self.address, error) from error
+            time.sleep(0.02)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -100,6 +112,15 @@ class Connection:
         session, self._session = self._session, None
         if session is not None and self._pid == os.getpid():
             session.cluster.shutdown()
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether the driver did not even send: its connections have more to write than the network takes."""
+    if not isinstance(error, NoHostAvailable):
+        return False
+    told: Any = error.errors
+    causes = list(told.values()) if isinstance(told, dict) else []
+    return bool(causes) and all(isinstance(cause, ConnectionBusy) for cause in causes)
 
 
 def explain(address: Address, error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ try:
     from cassandra import ConsistencyLevel, DriverException, InvalidRequest, OperationTimedOut
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, ResponseFuture
+    from cassandra.connection import ConnectionBusy
     from cassandra.policies import DCAwareRoundRobinPolicy, ExponentialReconnectionPolicy, RetryPolicy, TokenAwarePolicy
     from cassandra.query import BatchStatement, BatchType, BoundStatement, tuple_factory
 except ImportError as error:
@@ -19,6 +20,7 @@ __all__ = [
     "BatchType",
     "BoundStatement",
     "Cluster",
+    "ConnectionBusy",
     "ConsistencyLevel",
     "DCAwareRoundRobinPolicy",
     "DriverException",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from agl_stream.streams.store.cassandra.connection import Connection, explain
+from agl_stream.errors import EngineUnreachable
+from agl_stream.streams.store.cassandra.connection import REQUEST_SECONDS, Connection, explain, is_busy
 from agl_stream.streams.store.cassandra.driver import BatchStatement, BatchType, BoundStatement, ResponseFuture
 
 WRITES_AT_ONCE = 48
@@ -16,6 +18,7 @@ READS_AT_ONCE = 32
 BATCH_ROWS = 100
 BATCH_BYTES = 200_000
 PAGE_ROWS = 1000
+_BUSY_SECONDS = 0.02
 
 Partition = tuple[Any, ...]
 
@@ -61,7 +64,7 @@ class Writes:
                             batch.add(bind(row))
                         flight.send(batch)
         finally:
-            flight.land()
+            flight.send_refused()
         flight.check()
 
 
@@ -85,8 +88,10 @@ class _Flight:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._session = connection.session
-        self._room = threading.BoundedSemaphore(WRITES_AT_ONCE)
+        self._at_once = WRITES_AT_ONCE
+        self._room = threading.BoundedSemaphore(self._at_once)
         self._error: BaseException | None = None
+        self._refused: deque[Any] = deque()
 
     def send(self, statement: Any) -> None:
         """Waits for room; sends nothing more once something has failed."""
@@ -100,22 +105,41 @@ class _Flight:
         except BaseException:
             self._room.release()
             raise
-        future.add_callbacks(self._done, self._failed)
+        future.add_callbacks(self._done, self._failed, errback_args=(statement,))
 
     def land(self) -> None:
         """Waits until nothing is under way."""
-        for _ in range(WRITES_AT_ONCE):
+        for _ in range(self._at_once):
             self._room.acquire()
+        for _ in range(self._at_once):
+            self._room.release()
+
+    def send_refused(self) -> None:
+        """What the driver did not take because the network took no more: back-pressure, and no failure."""
+        deadline = time.monotonic() + REQUEST_SECONDS
+        self.land()
+        while self._refused and self._error is None and time.monotonic() < deadline:
+            time.sleep(_BUSY_SECONDS)
+            for _ in range(len(self._refused)):
+                self.send(self._refused.popleft())
+            self.land()
 
     def check(self) -> None:
         if self._error is not None:
             raise explain(self._connection.address, self._error) from self._error
+        if self._refused:
+            raise EngineUnreachable(
+                f"the state store at {self._connection.address} has read nothing for {REQUEST_SECONDS:g} s; is it up?"
+            )
 
     def _done(self, _: Any) -> None:
         self._room.release()
 
-    def _failed(self, error: BaseException) -> None:
-        self._error = self._error or error
+    def _failed(self, error: BaseException, statement: Any) -> None:
+        if is_busy(error):
+            self._refused.append(statement)
+        else:
+            self._error = self._error or error
         self._room.release()
 
 

@@ -15,7 +15,7 @@ from agl_stream.streams.ledger.core import Ledger, Settlement
 from agl_stream.streams.store import tables
 from agl_stream.streams.store.cassandra import cells, reading, statements
 from agl_stream.streams.store.cassandra.address import Address
-from agl_stream.streams.store.cassandra.answering import named, select
+from agl_stream.streams.store.cassandra.answering import named, select, still_meeting
 from agl_stream.streams.store.cassandra.applied import Applied
 from agl_stream.streams.store.cassandra.connection import Connection
 from agl_stream.streams.store.cassandra.durability import warn_of_late_sync
@@ -97,10 +97,13 @@ class CassandraStore:
             rows = self._rollout_heads(named(query, "run_id"))
         else:
             known = self.get_rollouts(rollout_id for rollout_id in ids if isinstance(rollout_id, str))
-            rows = [dict(zip(ROLLOUT_HEAD, rollout_head(event), strict=True)) for event in known.values()]
+            rows = [_head_of(event) for event in known.values()]
         chosen, total = select(tables.ROLLOUTS, rows, query)
         events = self.get_rollouts(row["rollout_id"] for row in chosen)
-        return _page([events[row["rollout_id"]] for row in chosen if row["rollout_id"] in events], query, total)
+        # the lists are read before the rollouts, which may have moved on meanwhile
+        now = [_head_of(events[row["rollout_id"]]) for row in chosen if row["rollout_id"] in events]
+        left = still_meeting(tables.ROLLOUTS, now, query)
+        return _page([events[row["rollout_id"]] for row in left], query, total - len(chosen) + len(left))
 
     def count_rollouts_by_status(self, run_id: str | None = None, mode: str | None = None) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -276,3 +279,8 @@ def _publication(row: dict[str, Any]) -> tuple[int, int, str]:
 
 def _page(items: list[Event], query: Query, total: int) -> Page:
     return Page(items, query.limit, query.offset, total)
+
+
+def _head_of(event: Event) -> dict[str, Any]:
+    """What queries may name of a rollout."""
+    return dict(zip(ROLLOUT_HEAD, rollout_head(event), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import pytest
 from agl_stream.errors import SettingError
 from agl_stream.infra.servers.cassandra import Cassandra
 from agl_stream.schemas.clock import now_us
+from agl_stream.schemas.ids import attempt_id
 from agl_stream.settings import Settings
 from agl_stream.streams.store import Condition, Query, StateStore, open_store
-from agl_stream.streams.store.cassandra import requests, span_buckets, writing
+from agl_stream.streams.store.cassandra import bridge, requests, span_buckets, statements, writing
 from agl_stream.streams.store.cassandra.store import CassandraStore
 from agl_stream.streams.store.layout import apply_store
 
@@ -321,6 +323,13 @@ def test_every_statement_that_was_prepared_writes_with_a_timestamp(store: Cassan
     assert all(text.startswith("INSERT") and text.endswith("USING TIMESTAMP ?") for text in prepared)
 
 
+def test_more_than_the_network_takes_at_once_is_written_all_the_same(store: StateStore) -> None:
+    """Forty megabytes in batches that fill every buffer: the driver refuses to send some, and that is no failure."""
+    spans = [Placed("spans", 18, n, span(f"full-{n % 50}", f"s{n}", n, attributes="x" * 190_000)) for n in range(200)]
+    store.apply(spans)
+    assert sum(len(store.get_spans(f"full-{n}")) for n in range(50)) == 200
+
+
 # processes and threads
 
 
@@ -361,6 +370,23 @@ def test_many_threads_read_while_one_writes(store: StateStore) -> None:
         assert all(reader.result(60) > 0 for reader in readers)
     assert len(store.get_spans("threads")) == 20
     assert store.query_rollouts(Query((Condition("run_id", exact="threads"),))).total == 20
+
+
+async def test_an_asyncio_program_asks_without_a_thread_for_each_question(store: CassandraStore) -> None:
+    store.apply([Placed("spans", 17, n, span("bridge", f"s{n}", n)) for n in range(2500)])
+    connection = store._connection
+    (bucket,) = [bucket async for _, bucket in bridge.rows(connection, statements.SPAN_BUCKETS, "bridge")]
+    place = ("bridge", attempt_id("bridge", 1), bucket)
+
+    async def ask() -> int:
+        return len([row async for row in bridge.rows(connection, statements.SPAN_KEYS, *place)])
+
+    threads = threading.active_count()
+    # more than one page each, many at once
+    assert await asyncio.gather(*[ask() for _ in range(20)]) == [2500] * 20
+    assert threading.active_count() <= threads + 2
+    with pytest.raises(SettingError, match=r"refuses a statement|not set up"):
+        _ = [row async for row in bridge.rows(connection, "SELECT nothing FROM nowhere")]
 
 
 def test_a_reader_does_not_write(settings: Settings) -> None:

@@ -128,7 +128,7 @@ def test_a_sink_outlasts_its_store(
     ours = settings_for(bootstrap_servers, registry_url, tmp_path)
     with fresh_keyspace(node.contact_points, namespace=ours.namespace) as keyspace:
         apply_store(keyspace)
-        ours = Settings(**{**vars(ours), "store_url": keyspace.store_url, "connect_timeout_seconds": 2.0})
+        ours = Settings(**{**vars(ours), "store_url": keyspace.store_url})
         node.nodes[0].kill()
         sink = Part(run_sink, ours)
         sink._thread.start()
