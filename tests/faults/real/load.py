@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,15 +26,15 @@ from agl_stream.schemas.registry import RegistryClient
 from agl_stream.settings import ENV_PREFIX, Settings
 from agl_stream.supervise import ProcessSpec, RestartPolicy, Supervisor, free_ports
 from agl_stream.trainer.manifest import verify_chain
+from tests.faults.real.far_host import FarHost
 from tests.faults.real.learner import GROUP_SIZE, LEARNER
 from tests.faults.real.upstream import Upstream
 from tests.faults.real.watch import Watch
 
 HERE = Path(__file__).parent
 AGENT = f"{HERE / 'agent.py'}:scripted"
-GROUPS_PER_SECOND = float(os.environ.get("AGL_TEST_GROUPS_PER_SECOND", "2"))
+GROUPS_PER_SECOND = float(os.environ.get("AGL_TEST_GROUPS_PER_SECOND", "1"))
 SETTLE_SECONDS = float(os.environ.get("AGL_TEST_SETTLE_SECONDS", "90"))
-RUNNERS = 2
 
 QUICK = {
     "session_timeout_seconds": 6.0,
@@ -62,7 +63,8 @@ REPORTS: list[Report] = []
 
 
 class Load:
-    """Our processes, and a registry of ours, against the engines of ``settings``."""
+    """Our processes, and a registry of ours, against the engines of ``settings``. One of two runners, runner-2, has a
+    host of its own: ``far``."""
 
     def __init__(self, settings: Settings, folder: Path, model_dir: Path, *, prepare_store: bool = False) -> None:
         self._stack = ExitStack()
@@ -110,16 +112,19 @@ class Load:
         apply_topics(self.settings)
         RegistryClient(self.settings.registry_url, namespace=self.settings.namespace).register_all()
         if self._prepare_store:
-            self.agl("store", "apply")
+            self.agl("store", "apply", timeout_seconds=180)
         self.supervisor = self._stack.enter_context(
             Supervisor(folder / "logs", policy=RestartPolicy(max_deaths=12), notify=print)
         )
+        engine_ports = [int(server.rpartition(":")[2]) for server in self.settings.bootstrap_servers.split(",")]
+        self.far = self._stack.enter_context(FarHost(folder, [*engine_ports, self._registry_port, self._gateway_port]))
         self.supervisor.start(
             self._spec("lifecycle", "streams", "--only", "lifecycle,watchdog"),
             self._spec("sink", "streams", "--only", "sink"),
             self._spec("joiner", "streams", "--only", "joiner"),
             self._spec("gateway", "gateway", "--port", str(self._gateway_port)),
-            *(self._spec(f"runner-{n}", "runner", AGENT, "--name", f"runner-{n}") for n in range(1, RUNNERS + 1)),
+            self._spec("runner-1", "runner", AGENT, "--name", "runner-1"),
+            self._far_runner_spec(),
             self._learner_spec(),
         )
         self.watch = Watch(self.settings)
@@ -144,6 +149,10 @@ class Load:
             ready_timeout_seconds=120,
             stop_timeout_seconds=40,
         )
+
+    def _far_runner_spec(self) -> ProcessSpec:
+        near = self._spec("runner-2", "runner", AGENT, "--name", "runner-2")
+        return replace(near, argv=[*self.far.prefix, *near.argv], env={**near.env, **self.far.env})
 
     def _learner_spec(self) -> ProcessSpec:
         command = [sys.executable, str(HERE / "learner.py"), str(self._model_dir)]
@@ -213,6 +222,30 @@ class Load:
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}\n{self.state()}"
             time.sleep(0.05)
 
+    def pid(self, name: str) -> int:
+        """Process id of one of ours."""
+        return self.supervisor.pids()[name]
+
+    @contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """The process gets no CPU, keeps its connections and answers nothing, until the end of the block."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def replaced(self, name: str, number: signal.Signals, seconds: float = 90.0) -> None:
+        """End the process by a signal and wait until its successor says that it is ready."""
+        pid = self.pid(name)
+        os.kill(pid, number)
+        self.until(
+            lambda: self.supervisor.pids().get(name, pid) != pid and self.supervisor.ready_line(name),
+            seconds,
+            f"{name} is ready again",
+        )
+
     def progress(self, rollouts: int, seconds: float = 60.0) -> None:
         """Wait until so many more rollouts have ended."""
         goal = self.watch.finished() + rollouts
@@ -232,6 +265,11 @@ class Load:
         report = Report(fault, len(wanted), *pauses, restarts)
         REPORTS.append(report)
         return report
+
+    def tried_again(self) -> dict[str, list[str]]:
+        """Rollouts that took more than one attempt, and how each attempt ended."""
+        with self.watch._lock:
+            return {rollout_id: ends for rollout_id, ends in self.watch.attempts.items() if len(ends) > 1}
 
     def _check_ledger(self, wanted: set[str]) -> None:
         watch = self.watch

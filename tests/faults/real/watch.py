@@ -28,6 +28,8 @@ class Watch:
     def __init__(self, settings: Settings) -> None:
         self.ended: dict[str, str] = {}
         self.failures: dict[str, str] = {}
+        self.attempts: dict[str, list[str]] = {}
+        """Rollout -> how each of its attempts ended: status and reason."""
         self.manifests: dict[int, dict[str, Any]] = {}
         self.conflicts: list[str] = []
         self.outcomes: dict[str, list[tuple[int, str]]] = {}
@@ -98,6 +100,9 @@ class Watch:
                     self.conflicts.append(f"{rollout_id} ended as {earlier} and as {event['status']}")
                 elif rollout_id not in self.failures and event["status"] != "succeeded":
                     self.failures[rollout_id] = str(event["reason_code"])
+                self.attempts[rollout_id] = [
+                    f"{a['status']} {a['reason_code'] or ''}".strip() for a in event["attempts"]
+                ]
                 self._finished_at.append(now)
         elif record.topic == "triplets":
             place = (event["rollout_id"], event["revision"])
