@@ -275,6 +275,7 @@ def test_an_order_and_a_logic_that_do_not_exist_are_refused(library: StateStore)
 
 @pytest.mark.parametrize("value", [["failed"], {"a": 1}, b"failed", 2**63, -(2**63) - 1, 10**400])
 def test_a_value_that_no_field_can_have_is_refused(library: StateStore, value: Any) -> None:
-    for condition in (Condition("version", exact=value), Condition("version", within=[1, value])):
-        with pytest.raises(UsageError, match="version can be compared with"):
-            library.query_rollouts(Query((condition,)))
+    for name in ("version", "rollout_id", "run_id"):
+        for condition in (Condition(name, exact=value), Condition(name, within=["a", value])):
+            with pytest.raises(UsageError, match=f"{name} can be compared with"):
+                library.query_rollouts(Query((condition,)))

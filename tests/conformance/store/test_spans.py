@@ -159,7 +159,9 @@ def test_pages_of_spans_do_not_overlap_over_attempts(store: StateStore) -> None:
         page = store.query_spans("ro-1", None, Query(limit=3, offset=offset))
         paged += [(s["attempt_id"], s["span_id"]) for s in page]
     assert paged == everything and len(set(paged)) == 20
-    assert [name for _, name in everything] == sorted(name for _, name in everything)
+    assert everything == sorted(everything, key=lambda place: (place[1], place[0]))
+    descending = store.query_spans("ro-1", None, Query(sort_order="desc", limit=19))
+    assert [(s["attempt_id"], s["span_id"]) for s in descending] == everything[:0:-1]
 
 
 def test_bodies_structures_and_token_ids_cannot_be_asked(store: StateStore) -> None:
