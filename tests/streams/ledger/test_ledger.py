@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl_stream.streams.ledger.core import Ledger, Settlement, place_of, trained_twice
+from agl_stream.streams.ledger.core import Ledger, Place, Settlement, place_of, trained_twice
 
 STATUSES = ("queuing", "preparing", "running", "requeuing", "succeeded", "failed", "cancelled")
 settlements = st.builds(
@@ -63,3 +63,8 @@ def test_a_settled_rollout_nobody_requested_is_an_imbalance() -> None:
     ledger.add_unrequested("ro-ghost")
     account = ledger.result()
     assert (account["balanced"], account["unrequested"], account["requested"]) == (False, ["ro-ghost"], 1)
+
+
+def test_of_two_learners_at_one_step_the_order_of_reading_does_not_decide() -> None:
+    told = [Settlement("l1", 1, "dropped", "a"), Settlement("l2", 1, "dropped", "b")]
+    assert place_of("succeeded", None, told) == place_of("succeeded", None, told[::-1]) == Place("dropped", "b")
