@@ -8,15 +8,13 @@ look for it for ever instead of telling their user.
 
 from __future__ import annotations
 
-import importlib
 import struct
-import sys
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
+from agl_stream.infra.embedded.protocol.codecs import codec_of, is_made
 from agl_stream.infra.embedded.protocol.unspoken import UNSPOKEN
-from agl_stream.infra.embedded.protocol.wire import Cursor, MalformedMessage, Message, Read, Write, entity_codec
+from agl_stream.infra.embedded.protocol.wire import Cursor, MalformedMessage, Message
 
 API_VERSIONS = 18
 UNSUPPORTED_VERSION = 35
@@ -98,25 +96,6 @@ _NULLABLE_STRING_LENGTH = struct.Struct(">h")
 _RESPONSE_START = struct.Struct(">ii")
 
 
-def _import_message_base() -> None:
-    """Import what all of kio's messages need now, and not in the middle of the first request.
-
-    kio imports hypothesis where that is installed, to register strategies nobody asks it for here. That costs a
-    developer's broker 0.2 s and 18 MB, so it is hidden for the moment of the import.
-    """
-    hide = "hypothesis" not in sys.modules
-    if hide:
-        sys.modules["hypothesis"] = None  # type: ignore[assignment]
-    try:
-        importlib.import_module("kio.static.primitive")
-    finally:
-        if hide:
-            del sys.modules["hypothesis"]
-
-
-_import_message_base()
-
-
 @dataclass(slots=True)
 class Request:
     """One decoded request: `body` is a plain dict (see wire), `size_bytes` the size of its frame."""
@@ -147,19 +126,22 @@ class UnsupportedVersion(Exception):
         self.correlation_id = correlation_id
 
 
-@cache
-def _codecs(key: int, version: int) -> tuple[bool, Read, bool, Write]:
-    """(flexible request header, request reader, flexible response header, response writer)."""
-    api = APIS[key]
-    prefix = "".join(part.title() for part in api.name.split("_"))
-    module: Any = importlib.import_module(f"kio.schema.{api.name}.v{version}")
-    request, response = getattr(module, f"{prefix}Request"), getattr(module, f"{prefix}Response")
-    return (
-        request.__header_schema__.__flexible__,
-        entity_codec(request)[0],
-        response.__header_schema__.__flexible__,
-        entity_codec(response)[1],
-    )
+def missing_codec(frame: memoryview) -> tuple[str, int] | None:
+    """(API, version) of the codec that has to be made before the frame can be answered; see codec_of().
+
+    None when it is there, and for bytes that are no request that is spoken.
+    """
+    if len(frame) < _FRAME_START.size:
+        return None
+    key, version, _ = _FRAME_START.unpack_from(frame)
+    api = APIS.get(key)
+    if api is None:
+        return None
+    if not api.first <= version <= api.last:
+        if key != API_VERSIONS:
+            return None
+        version = 0
+    return None if is_made(api.name, version) else (api.name, version)
 
 
 def decode_request(frame: memoryview) -> Request:
@@ -177,16 +159,16 @@ def decode_request(frame: memoryview) -> Request:
         raise UnknownApi(key, version)
     if not api.first <= version <= api.last:
         raise UnsupportedVersion(api, version, correlation_id)
-    flexible_header, read, _, _ = _codecs(key, version)
+    codec = codec_of(api.name, version)
     cursor = Cursor(frame, _FRAME_START.size)
     try:
         (length,) = _NULLABLE_STRING_LENGTH.unpack(cursor.take(2))
         client_id = str(cursor.take(length), "utf-8") if length >= 0 else ""
-        if flexible_header:
+        if codec.flexible_request_header:
             for _ in range(cursor.count(cursor.unsigned_varint())):
                 cursor.unsigned_varint()
                 cursor.take(cursor.unsigned_varint())
-        body = read(cursor)
+        body = codec.read_request(cursor)
     except (struct.error, ValueError, IndexError) as error:
         raise MalformedMessage(f"{api.name} version {version}: {error}") from error
     return Request(api, version, correlation_id, client_id, body, len(frame))
@@ -194,9 +176,9 @@ def decode_request(frame: memoryview) -> Request:
 
 def encode_response(request: Request, body: Message) -> tuple[int, list[Any]]:
     """(size, parts) of the response frame, length prefix included. Records are among the parts as they were given."""
-    _, _, flexible_header, write = _codecs(request.api.key, request.version)
-    parts: list[Any] = [b"", b"\0" if flexible_header else b""]
-    write(parts, body)
+    codec = codec_of(request.api.name, request.version)
+    parts: list[Any] = [b"", b"\0" if codec.flexible_response_header else b""]
+    codec.write_response(parts, body)
     size_bytes = 4 + sum(map(len, parts))
     parts[0] = _RESPONSE_START.pack(size_bytes, request.correlation_id)
     return size_bytes + 4, parts

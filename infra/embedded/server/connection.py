@@ -1,7 +1,8 @@
 """One client connection: frames in, answers out, in order, with bounds on both sides.
 
-Requests of a connection are answered one after another, as in Kafka. While one waits (a long poll, a join), while the
-client does not take its answer, or while it is throttled, the next ones stay unread but for a small rest. Whole frames
+Requests of a connection are answered one after another, as in Kafka. While one waits (a long poll, a join, the first
+of its kind for its codec), while the client does not take its answer, or while it is throttled, the next ones stay
+unread but for a small rest. Whole frames
 are worked on in the buffer they were received into; only a frame that comes in pieces gets memory of its own.
 """
 
@@ -18,6 +19,7 @@ from agl_stream.infra.embedded.server import dispatch
 from agl_stream.infra.embedded.server.outgoing import Outgoing
 
 if TYPE_CHECKING:
+    from agl_stream.infra.embedded.protocol.codecs import Codec
     from agl_stream.infra.embedded.server.node import Node
     from agl_stream.infra.embedded.server.request_memory import RequestMemory
 
@@ -58,6 +60,7 @@ class Connection:
         self._held = 0
         self._outgoing = Outgoing(connected)
         self._waiting: dispatch.Pending | None = None
+        self._codec: asyncio.Future[Codec] | None = None
         self._muted: asyncio.TimerHandle | None = None
         self._turn_over = False
         self._reading = False
@@ -77,7 +80,7 @@ class Connection:
     @property
     def is_busy(self) -> bool:
         """Whether a request is being answered, or its client throttled."""
-        return self._waiting is not None or self._muted is not None or self._turn_over
+        return bool(self._waiting or self._muted or self._codec or self._turn_over)
 
     @property
     def is_stalled(self) -> bool:
@@ -134,9 +137,16 @@ class Connection:
             self._filled += count
             self._hold(self._filled)
             if self._filled == self._frame_bytes:
-                frame, self._frame = self._frame, None
-                self._answer(memoryview(frame))
-                self._settle()
+                self._answer_large(self._frame)
+
+    def _answer_large(self, frame: bytearray) -> None:
+        """The frame that was received in pieces is whole."""
+        if self._lacks_codec(memoryview(frame)):
+            self._pause_reading()
+            return
+        self._frame = None
+        self._answer(memoryview(frame))
+        self._settle()
 
     def _grow_frame(self, frame: bytearray) -> None:
         """Room for more of a large frame, as it arrives: a length alone must not cost memory."""
@@ -157,6 +167,9 @@ class Connection:
     def _go_on(self) -> None:
         """What kept the next request waiting is over."""
         if self._takes_no_request:
+            return
+        if self._frame is not None and self._filled == self._frame_bytes:
+            self._answer_large(self._frame)
             return
         if self._rest:
             used = self._answer_frames(memoryview(self._rest))
@@ -204,13 +217,34 @@ class Connection:
                 self._loop.call_soon(self._next_turn)
                 break
             left -= 1
-            self._answer(data[at + _LENGTH.size : stop])
+            frame = data[at + _LENGTH.size : stop]
+            if self._lacks_codec(frame):
+                break
+            self._answer(frame)
             at = stop
         return at
 
     def _next_turn(self) -> None:
         self._turn_over = False
         self._go_on()
+
+    def _lacks_codec(self, frame: memoryview) -> bool:
+        """Whether the frame has to be kept until its codec is made; the connection goes on by itself then."""
+        self._codec = self._node.codecs.wait_for(frame)
+        if self._codec is None:
+            return False
+        self._codec.add_done_callback(self._codec_made)
+        return True
+
+    def _codec_made(self, making: asyncio.Future[Codec]) -> None:
+        self._codec = None
+        if self.closed or making.cancelled():
+            return
+        error = making.exception()
+        if error is None:
+            self._go_on()
+        else:
+            self.refuse(f"a codec cannot be made: {type(error).__name__}: {error}")
 
     def _answer(self, frame: memoryview) -> None:
         try:

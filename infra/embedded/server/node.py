@@ -13,6 +13,7 @@ from agl_stream.infra.embedded.config import BrokerConfig
 from agl_stream.infra.embedded.groups.coordinator import GroupCoordinator
 from agl_stream.infra.embedded.groups.offsets import OffsetStore
 from agl_stream.infra.embedded.log.flushing import Flusher
+from agl_stream.infra.embedded.server.codec_maker import CodecMaker
 from agl_stream.infra.embedded.server.metrics import ServerMetrics
 from agl_stream.infra.embedded.server.quotas import ClientQuotas
 from agl_stream.infra.embedded.server.topics import Catalogue
@@ -59,6 +60,7 @@ class Node:
         self.quotas = ClientQuotas(folder / "quotas.json", config)
         self.flusher = Flusher()
         self.metrics = ServerMetrics()
+        self.codecs = CodecMaker()
 
         if found_format < FORMAT:
             logger.info("%s: format %d is upgraded to %d", folder, found_format, FORMAT)
@@ -107,6 +109,7 @@ class Node:
 
     async def close(self) -> None:
         """Flush everything and let go of the files."""
+        self.codecs.close()
         self.groups.close()
         await self.flusher.close()
         self.transactions.close()
