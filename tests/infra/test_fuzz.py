@@ -52,6 +52,7 @@ def attacked(victim, request):
     assert peak.mib < before + MAY_TAKE_MIB
     _wait(lambda: victim.memory_mib() < before + MAY_KEEP_MIB, "the memory of before")
     assert "Traceback" not in victim.log()
+    assert " failed: " not in victim.log(), "a handler met what the reader should have refused"
 
 
 def _wait(condition, what, seconds=20):

@@ -169,12 +169,16 @@ def _primitive(kind: str, flexible: bool, nullable: bool) -> tuple[Read, Write]:
     raise TypeError(f"no codec for the Kafka type {kind}")
 
 
-def _array(read_item: Read, write_item: Write, flexible: bool) -> tuple[Read, Write]:
+def _array(read_item: Read, write_item: Write, flexible: bool, nullable: bool) -> tuple[Read, Write]:
     length_of, length_bytes = _length_reader(flexible, _INT32), _length_writer(flexible, _INT32)
 
     def read(cursor: Cursor) -> list[Any] | None:
         count = cursor.count(length_of(cursor))
-        return None if count < 0 else [read_item(cursor) for _ in range(count)]
+        if count < 0:
+            if not nullable:
+                raise MalformedMessage(f"null at {cursor.at} where an array must be")
+            return None
+        return [read_item(cursor) for _ in range(count)]
 
     def write(parts: list[bytes | memoryview], items: Any) -> None:
         parts.append(length_bytes(-1 if items is None else len(items)))
@@ -231,7 +235,7 @@ def _field_codec(field: dataclasses.Field[Any], hint: Any, flexible: bool) -> tu
     else:
         read, write = _primitive(field.metadata["kafka_type"], flexible, nullable and not is_array)
     if is_array:
-        read, write = _array(read, write, flexible)
+        read, write = _array(read, write, flexible, nullable)
     return read, write, _plain_default(field, is_array, nullable)
 
 
