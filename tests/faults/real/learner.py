@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
 import sys
@@ -26,6 +27,8 @@ LEARNER = "learner"
 
 def main() -> None:
     die_with_parent()
+    # what the first step would import, for half a minute on a busy machine
+    importlib.import_module("verl.trainer.ppo.core_algos")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,19 +15,19 @@ pytestmark = [pytest.mark.engines, pytest.mark.faults, pytest.mark.slow, pytest.
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_kill_of_a_broker(load: Load, brokers: Kafka, victim: int) -> None:
     with load.flow():
-        load.progress(8)
+        load.progress(4)
         since = time.monotonic()
         brokers.nodes[victim].kill()
-        load.progress(24)
+        load.progress(12)
         brokers.nodes[victim].start()
         brokers.nodes[victim].wait_ready()
-        load.progress(8)
+        load.progress(4)
     load.settle(f"kill -9 of broker {victim + 1} of 3", since)
 
 
 def test_quorum_lost_and_back(load: Load, brokers: Kafka) -> None:
     with load.flow():
-        load.progress(8)
+        load.progress(4)
         since = time.monotonic()
         for node in brokers.nodes[:2]:
             node.kill()
@@ -36,5 +36,5 @@ def test_quorum_lost_and_back(load: Load, brokers: Kafka) -> None:
             node.start()
         for node in brokers.nodes[:2]:
             node.wait_ready()
-        load.progress(16)
+        load.progress(12)
     load.settle("2 of 3 brokers killed, back after 8 s", since)
