@@ -4,7 +4,7 @@ set -euo pipefail
 servers=$1
 topic=${2:-agl-health}
 tools=${KAFKA_TOOLS:-/opt/kafka/bin}
-made=/tmp/health-topic-made
+made=${TMPDIR:-/tmp}/health-topic-made
 # a probe must not eat what it probes
 export KAFKA_HEAP_OPTS="-Xmx64m" KAFKA_JVM_PERFORMANCE_OPTS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 if [ ! -f "$made" ]; then
