@@ -14,7 +14,7 @@ from tests.conformance.kafka.declare import CLIENTS, Declaration, declaration_of
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[2] / "docs" / "kafka-conformance.md"
-WRITE_VARIABLE = "AGL_STREAM_WRITE_DOCS"
+WRITE_VARIABLE = "AGL_TEST_WRITE_DOCS"
 MODULES = (
     "produce",
     "fetch",
