@@ -18,6 +18,7 @@ from agl_stream.infra.servers.process import ServerProcess
 
 HERE = Path(__file__).parent
 _FORWARD = HERE / "forward.py"
+_PREFIX = "agl-far-"
 
 
 class FarHost:
@@ -26,8 +27,8 @@ class FarHost:
     def __init__(self, folder: Path, ports: Iterable[int]) -> None:
         self._folder, self._ports = folder, [str(port) for port in ports]
         self._stack = ExitStack()
-        number = os.getpid() % 200
-        self._name, self._near, self._far = f"agl-far-{number}", f"aglnear{number}", f"aglfar{number}"
+        number, pid = os.getpid() % 200, os.getpid()
+        self._name, self._near, self._far = f"{_PREFIX}{pid}", f"agln{pid}", f"aglf{pid}"
         self._near_address, self._far_address = f"10.213.{number}.1", f"10.213.{number}.2"
         self._shift_file = folder / "clock-shift"
 
@@ -67,6 +68,7 @@ class FarHost:
             file.write(int(seconds * 1e9).to_bytes(8, sys.byteorder, signed=True))
 
     def _make_network(self) -> None:
+        _remove_those_of_the_dead()
         _run("ip", "netns", "add", self._name)
         self._stack.callback(_run, "ip", "netns", "delete", self._name)
         _run("ip", "link", "add", self._near, "type", "veth", "peer", "name", self._far, "netns", self._name)
@@ -93,6 +95,14 @@ class FarHost:
         self._shift_file.write_bytes(bytes(8))
         library = self._folder / "clock_shift.so"
         _run("cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "clock_shift.c"), "-ldl")
+
+
+def _remove_those_of_the_dead() -> None:
+    """Hosts whose tests were killed. With the namespace goes its end of the cable, and with that the other end."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    for name in (line.split()[0] for line in listed.splitlines() if line.startswith(_PREFIX)):
+        if not Path(f"/proc/{name.removeprefix(_PREFIX)}").exists():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 def _run(*command: str) -> None:
