@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agl_stream import connections
+from agl_stream.errors import EngineUnreachable
 from agl_stream.local.data_folder import DataFolder, Endpoints
 from agl_stream.local.engines import Engines
 from agl_stream.settings import ENV_PREFIX, Settings
@@ -101,6 +102,7 @@ class LocalSystem:
             ends=ends,
             ready_timeout_seconds=ready_timeout_seconds,
             stop_timeout_seconds=stop_timeout_seconds,
+            waits_with=EngineUnreachable.exit_code,
         )
 
     def start(self, *others: ProcessSpec, cancelled: threading.Event | None = None) -> None:

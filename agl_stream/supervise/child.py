@@ -27,6 +27,8 @@ class ProcessSpec:
     `ready_timeout_seconds`: time to print a line with the word `ready` on stdout; None: ready when spawned.
     `stop_timeout_seconds`: time between SIGTERM and SIGKILL.
     `ends`: exit status 0 is completion, not a death that asks for a restart.
+    `waits_with`: the exit status by which it says that something it needs is away, which a restart does cure as soon
+    as that is back: however often it has come, it is no reason to give the process up.
     """
 
     name: str
@@ -35,6 +37,7 @@ class ProcessSpec:
     ready_timeout_seconds: float | None = 60.0
     stop_timeout_seconds: float = 10.0
     ends: bool = False
+    waits_with: int | None = None
 
 
 class Child:

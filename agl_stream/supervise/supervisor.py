@@ -269,6 +269,8 @@ class Supervisor:
             managed.failure = f"{name} {how} before it was ready" + self._last_lines(managed)
             return
         delay = self._policy.delay_seconds(managed.recent_deaths)
+        if delay is None and child.exit_status == child.spec.waits_with:
+            delay = self._policy.max_delay_seconds
         if delay is None:
             managed.failure = f"{name} {how}, {managed.death_count} times by now: given up" + self._last_lines(managed)
             self._notes.append(managed.failure)

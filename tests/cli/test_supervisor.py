@@ -104,6 +104,28 @@ def test_a_process_that_keeps_dying_is_given_up_with_its_last_lines(supervisor: 
         until(lambda: bool(supervisor.check()), 10)
 
 
+def test_a_process_that_waits_for_something_is_never_given_up(tmp_path: Path) -> None:
+    """It says by its exit status that what it needs is away; when that is back, so is the process."""
+    there = tmp_path / "there"
+    there.touch()
+    code = (
+        "import pathlib, sys, time\n"
+        "if not pathlib.Path(sys.argv[1]).exists(): sys.exit(3)\n"
+        "print('ready', flush=True)\n"
+        "while pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\n"
+        "sys.exit(3)\n"
+    )
+    policy = RestartPolicy(max_deaths=3, first_delay_seconds=0.01, max_delay_seconds=0.02)
+    with Supervisor(tmp_path / "logs", policy=policy) as supervisor:
+        supervisor.start(python(code, str(there), waits_with=3))
+        there.unlink()
+        until(lambda: supervisor.restarts()["thing"] > 2 * policy.max_deaths, 60)
+        supervisor.check()
+        there.touch()
+        until(lambda: supervisor.ready_line("thing") is not None, 30)
+        supervisor.check()
+
+
 def test_a_process_that_ends_before_it_is_ready_fails_the_start_at_once(supervisor: Supervisor) -> None:
     started = time.monotonic()
     with pytest.raises(ProcessFailed, match=r"(?s)exit status 1 before it was ready.*port 9092 is in use"):

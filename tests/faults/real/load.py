@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_stream.cli.topics import apply as apply_topics
+from agl_stream.errors import EngineUnreachable
 from agl_stream.infra.servers.process import ServerProcess
 from agl_stream.producers.task_producer import TaskProducer
 from agl_stream.schemas.registry import RegistryClient
@@ -148,6 +149,7 @@ class Load:
             env=self.environment(),
             ready_timeout_seconds=120,
             stop_timeout_seconds=40,
+            waits_with=EngineUnreachable.exit_code,
         )
 
     def _far_runner_spec(self) -> ProcessSpec:
