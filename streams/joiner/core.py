@@ -80,6 +80,7 @@ class _Open:
     spans: dict[str, dict[str, SpanView | None]] = field(default_factory=dict)
     weight_bytes: int = 0
     count: int = 0
+    told_to: int = 0
     dropped: bool = False
     ending: Ending | None = None
     from_store: bool = False
@@ -151,6 +152,7 @@ class Joiner:
                 opened = self._revive(rollout_id, closed)
                 opened.ending = closed.ending
                 self._want(rollout_id, opened, closed.ending, closed.seen_to)
+        opened.told_to = max(opened.told_to, offset + 1)
         if opened.dropped and opened.reading is None:
             return
         self._hold("spans", partition, rollout_id, offset)
@@ -220,7 +222,9 @@ class Joiner:
                 assert opened.ending is not None and opened.barrier is not None
                 if not self._has_all(opened, opened.ending):
                     waiting.discard(rollout_id)
-                    self._want(rollout_id, opened, opened.ending, opened.barrier)
+                    # of what was dropped, the last may have come after the end, beyond the barrier
+                    dropped_to = opened.told_to if opened.dropped else 0
+                    self._want(rollout_id, opened, opened.ending, max(opened.barrier, dropped_to))
                 elif position >= opened.barrier:
                     self._close(rollout_id, opened, seen_to=position)
 
@@ -232,9 +236,12 @@ class Joiner:
         """Open rollouts of which no end is known."""
         return (rollout_id for rollout_id, opened in self._open.items() if opened.ending is None)
 
-    def forget(self, rollout_id: str) -> None:
-        """Give up an open rollout whose end never came; if it comes after all, the store is read back."""
+    def forget(self, rollout_id: str, complete_from_us: int) -> None:
+        """Give up an open rollout whose end never came, and whose attempts were dispatched before
+        ``complete_from_us``; if it comes after all, the store is read back."""
+        home = self._open[rollout_id].home
         self._remove(rollout_id)
+        self._forgot_before(home, complete_from_us)
 
     def take_outputs(self) -> list[Output]:
         """What is to be written, oldest first; handed out once."""
@@ -347,11 +354,13 @@ class Joiner:
 
     def _forget_oldest(self) -> None:
         _, forgotten = self._closed.popitem(last=False)
-        complete_from_us = self._complete_from_us.get(forgotten.home)
+        self._forgot_before(forgotten.home, forgotten.ending.dispatched_at_us + 1)
+
+    def _forgot_before(self, partition: int, at_us: int) -> None:
+        """What is told of a forgotten rollout from now on looks like a new one; by its age it is known not to be."""
+        complete_from_us = self._complete_from_us.get(partition)
         if complete_from_us is not None:
-            # what is told of it from now on looks like a new rollout; by its age it is known not to be one
-            oldest = max(complete_from_us, forgotten.ending.dispatched_at_us + 1)
-            self._complete_from_us[forgotten.home] = oldest
+            self._complete_from_us[partition] = max(complete_from_us, at_us)
 
     def _remove(self, rollout_id: str) -> None:
         opened = self._open.pop(rollout_id)

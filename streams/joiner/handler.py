@@ -229,7 +229,7 @@ class JoinerHandler(BatchHandler):
                     self._joiner.on_known_rollout(known[rollout_id])
                 elif age > _FORGET_SECONDS:
                     logger.warning("spans of rollout %s, which nobody requested, are no longer waited for", rollout_id)
-                    self._joiner.forget(rollout_id)
+                    self._joiner.forget(rollout_id, self._clock_us() + CLOCK_SKEW_US)
         self._looks = looks
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -21,7 +21,8 @@ DETAIL_LIMIT = 1_000
 
 
 class Ending(NamedTuple):
-    """A terminal RolloutStateChanged, without what the join does not need; attempt fields are the deciding one's."""
+    """A terminal RolloutStateChanged, without what the join does not need; attempt fields are the deciding one's.
+    ``dispatched_at_us``: no span of the attempt is older."""
 
     version: int
     status: str
@@ -54,8 +55,14 @@ def ending_of(state: Event) -> Ending:
         attempt_reward=attempt.get("reward"),
         attempt_reason=attempt.get("reason_code"),
         attempt_detail=attempt.get("detail"),
-        dispatched_at_us=attempt.get("dispatched_at_us", 0),
+        dispatched_at_us=_first_dispatched_at_us(state, attempt),
     )
+
+
+def _first_dispatched_at_us(state: Event, attempt: Mapping[str, Any]) -> int:
+    """Or earlier: an attempt names its latest dispatch, and whoever got an earlier one may have recorded spans."""
+    at_us: int = attempt.get("dispatched_at_us", 0)
+    return at_us if attempt.get("delivery", 1) <= 1 else min(at_us, state["requested_at_us"])
 
 
 class Outcome(NamedTuple):

@@ -6,11 +6,14 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agl_stream.consumers.batch_loop import Partition
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import attempt_id
+from agl_stream.schemas.partitioner import murmur2_partition
 from agl_stream.streams.joiner.adapter_llm_calls import LlmCalls
 from agl_stream.streams.joiner.core import Bounds
 from agl_stream.streams.joiner.outcome import ending_of, join
@@ -18,7 +21,7 @@ from agl_stream.streams.joiner.spans import view_of
 from agl_stream.streams.store.port import latest_attempt
 
 from ..makers import attempt_state, llm_call, reward_span, rollout, span
-from .world import INPUTS, World
+from .world import INPUTS, PARTITIONS, World
 
 
 @dataclass
@@ -28,7 +31,7 @@ class Script:
     rollout_id: str
     steps: list[tuple[str, Any]] = field(default_factory=list)
     done: int = 0
-    dispatched_at_us: dict[int, int] = field(default_factory=dict)
+    dispatched_at_us: dict[int, list[int]] = field(default_factory=dict)
 
 
 @st.composite
@@ -52,6 +55,9 @@ def scripts(draw: st.DrawFn, rollout_id: str) -> Script:
                 event = span(rollout_id, identity, sequence, number=number)
             made.append(event)
             steps.append(("span", event))
+            if draw(st.integers(0, 9)) == 0:
+                # its claim was not seen in time: offered again while it ran
+                steps.append(("dispatch", number))
     end = {
         "status": draw(st.sampled_from(["succeeded", "succeeded", "succeeded", "failed", "cancelled"])),
         "attempts": attempts,
@@ -93,7 +99,7 @@ def play(world: World, script: Script, wrong_partition: bool) -> None:
     script.done += 1
     version = script.done
     if kind == "dispatch":
-        script.dispatched_at_us[what] = world.now_us
+        script.dispatched_at_us.setdefault(what, []).append(world.now_us)
     elif kind == "span":
         world.produce_span(what, wrong_partition)
     elif kind == "running":
@@ -103,12 +109,15 @@ def play(world: World, script: Script, wrong_partition: bool) -> None:
             attempt_state(
                 script.rollout_id,
                 number,
-                dispatched_at_us=script.dispatched_at_us[number],
+                dispatched_at_us=script.dispatched_at_us[number][-1],
+                delivery=len(script.dispatched_at_us[number]),
                 reward=what["reward"] if number == what["attempts"] else None,
             )
             for number in range(1, what["attempts"] + 1)
         ]
-        world.produce_rollout(rollout(script.rollout_id, version, what["status"], attempts=states, group_id="g"))
+        requested_at_us = script.dispatched_at_us[1][0]
+        given = {"attempts": states, "group_id": "g", "requested_at_us": requested_at_us}
+        world.produce_rollout(rollout(script.rollout_id, version, what["status"], **given))
 
 
 def expected(script: Script) -> Event:
@@ -258,3 +267,67 @@ def test_a_late_call_that_makes_the_record_too_large_takes_the_triplets_back() -
     told = [(event["revision"], event["reason_code"], len(event["triplets"])) for event in world.joined("ro-a")]
     assert told == [(0, None, 1), (1, "record_too_large", 0)]
     assert [reject["reason_code"] for reject in world.rejects] == ["record_too_large"]
+
+
+SPANS = Partition("spans", murmur2_partition(b"ro-a", PARTITIONS))
+ROLLOUTS = Partition("rollouts", SPANS.number)
+
+
+def succeeded(dispatched_at_us: int, **attempt: Any) -> Event:
+    attempts = [attempt_state("ro-a", 1, dispatched_at_us=dispatched_at_us, **attempt)]
+    return rollout("ro-a", 2, "succeeded", attempts=attempts, requested_at_us=dispatched_at_us)
+
+
+def rewards(world: World) -> list[tuple[int, float | None, int]]:
+    world.settle()
+    return [(event["revision"], event["reward"], event["spans_total"]) for event in world.joined("ro-a")]
+
+
+@pytest.mark.parametrize("crowd", [False, True], ids=["a long rollout", "memory for all"])
+def test_a_late_span_that_memory_had_no_room_for_is_read_back_from_beyond_the_barrier(crowd: bool) -> None:
+    world = World(Bounds(open_bytes=2500) if crowd else Bounds(rollout_spans=2))
+    for n in (1, 2):
+        world.produce_span(llm_call("ro-a", f"s{n}", n, [n], [n]))
+    world.consume(SPANS, 1)
+    world.produce_rollout(succeeded(world.now_us))
+    # the barrier lies behind the second span, which is told together with what comes after it
+    world.consume(ROLLOUTS, 1)
+    world.applied[SPANS] = 2
+    world.produce_span(reward_span("ro-a", "late", 3, 1.0))
+    if crowd:
+        # of the same partition
+        world.produce_span(llm_call("ro-c", "other", 1, [1], [1]))
+    world.consume(SPANS, 3)
+    assert world.positions[SPANS] == len(world.log[SPANS])
+    assert rewards(world) == [(0, 1.0, 3)]
+
+
+def test_a_rollout_that_ends_after_it_was_given_up_has_its_first_spans_too() -> None:
+    world = World()
+    dispatched_at_us = world.now_us
+    world.produce_span(llm_call("ro-a", "before", 1, [1], [1]))
+    world.consume(SPANS, 1)
+    # the sink is away for so long that nobody seems to have requested it
+    for _ in range(120):
+        world.now_us += 60_000_000
+        world.idle()
+    assert list(world.handler.commit_floors()) == []
+    world.produce_span(reward_span("ro-a", "after", 2, 1.0))
+    world.produce_rollout(succeeded(dispatched_at_us))
+    assert rewards(world) == [(0, 1.0, 2)]
+
+
+def test_an_attempt_offered_again_has_the_spans_of_its_first_delivery_too() -> None:
+    world = World(Bounds(rollout_spans=1))
+    requested_at_us = world.now_us
+    for n in (1, 2):
+        world.produce_span(llm_call("ro-a", f"s{n}", n, [n], [n]))
+    world.consume(SPANS, 2)
+    world.commit()
+    # another joiner, which was not told of them; the dispatch that the attempt names is after its beginning
+    world.start()
+    world.now_us += 60_000_000
+    end = succeeded(world.now_us, delivery=2) | {"requested_at_us": requested_at_us}
+    world.produce_span(reward_span("ro-a", "s3", 3, 1.0))
+    world.produce_rollout(end)
+    assert rewards(world) == [(0, 1.0, 3)]

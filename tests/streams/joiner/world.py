@@ -145,12 +145,13 @@ class World:
                     yield partition, offset, event
 
     def get_spans(self, rollout_id: str, attempt_id: str | None = None) -> list[Event]:
-        found: dict[str, Event] = {}
-        for partition, offset, event in self._visible("spans"):
-            if event["rollout_id"] == rollout_id and event["attempt_id"] == attempt_id:
+        found: dict[tuple[str, str], Event] = {}
+        # the earliest place comes first: it is the one that stays
+        for partition, offset, event in sorted(self._visible("spans"), key=lambda seen: seen[:2]):
+            if event["rollout_id"] == rollout_id and attempt_id in (None, event["attempt_id"]):
                 place = {"source_partition": partition.number, "source_offset": offset}
-                found.setdefault(event["span_id"], {**event, **place})
-        return list(found.values())
+                found.setdefault((event["attempt_id"], event["span_id"]), {**event, **place})
+        return sorted(found.values(), key=lambda event: (event["sequence_id"], event["started_at_us"]))
 
     def get_rollouts(self, rollout_ids: Iterable[str]) -> dict[str, Event]:
         wanted, found = set(rollout_ids), {}
