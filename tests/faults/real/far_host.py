@@ -7,6 +7,7 @@ addresses which engines announce lead there as well. Needs root, `ip` and a C co
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from agl_stream.infra.servers.process import ServerProcess
 HERE = Path(__file__).parent
 _FORWARD = HERE / "forward.py"
 _PREFIX = "agl-far-"
+_count = itertools.count()
 
 
 class FarHost:
@@ -27,8 +29,9 @@ class FarHost:
     def __init__(self, folder: Path, ports: Iterable[int]) -> None:
         self._folder, self._ports = folder, [str(port) for port in ports]
         self._stack = ExitStack()
-        number, pid = os.getpid() % 200, os.getpid()
-        self._name, self._near, self._far = f"{_PREFIX}{pid}", f"agln{pid}", f"aglf{pid}"
+        pid, count = os.getpid(), next(_count)
+        number = (pid + count) % 250
+        self._name, self._near, self._far = f"{_PREFIX}{pid}-{count}", f"agln{pid}.{count}", f"aglf{pid}.{count}"
         self._near_address, self._far_address = f"10.213.{number}.1", f"10.213.{number}.2"
         self._shift_file = folder / "clock-shift"
 
@@ -101,7 +104,7 @@ def _remove_those_of_the_dead() -> None:
     """Hosts whose tests were killed. With the namespace goes its end of the cable, and with that the other end."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     for name in (line.split()[0] for line in listed.splitlines() if line.startswith(_PREFIX)):
-        if not Path(f"/proc/{name.removeprefix(_PREFIX)}").exists():
+        if not Path(f"/proc/{name.removeprefix(_PREFIX).partition('-')[0]}").exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
