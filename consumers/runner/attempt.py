@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,7 @@ class HeldAttempt:
         limit = self.claim.dispatch["config"]["timeout_seconds"]
         if limit is None:
             return None
-        left = limit - (now_us() - self.claim.claimed_at_us) / 1e6
+        left = limit - (time.monotonic() - self.claim.claimed_monotonic)
         return asyncio.get_running_loop().call_later(left, self.stop, timed_out(limit))
 
     async def _start_or_decide(self) -> None:

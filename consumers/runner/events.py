@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from agl_stream.schemas.events import Event
@@ -26,6 +27,8 @@ class Claim:
     partition: int
     offset: int
     claimed_at_us: int
+    claimed_monotonic: float = field(default_factory=time.monotonic)
+    """The same moment on a clock that nobody sets, from which the time limit runs."""
 
     @property
     def rollout_id(self) -> str:

@@ -7,15 +7,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agl_stream.consumers.runner.attempt import HeldAttempt
 from agl_stream.consumers.runner.events import Claim, WorkerIdentity, attempt_event
 from agl_stream.consumers.runner.identity import worker_identity
 from agl_stream.consumers.runner.resources_view import ResourcesView
 from agl_stream.consumers.runner.spans import returned_span_fields
 from agl_stream.errors import NotFound, UsageError
+from agl_stream.schemas.clock import now_us
 from agl_stream.types import Span, SpanCoreFields, TraceStatus
 
 
@@ -129,3 +132,14 @@ def test_opentelemetry_spans_may_be_returned() -> None:
     assert (fields["name"], json.loads(fields["attributes"]), fields["status"]) == ("inner", {"a": 1}, "unset")
     assert len(fields["span_id"]) == 16 and len(fields["parent_id"]) == 16
     assert fields["ended_at_us"] >= fields["started_at_us"] > 1_600_000_000_000_000
+
+
+async def test_a_time_limit_runs_on_a_clock_that_nobody_sets() -> None:
+    """The wall clock was set an hour ahead between the claim and the start."""
+    dispatch = {"rollout_id": "ro-1", "attempt_id": "at-1", "config": {"timeout_seconds": 60.0}}
+    claimed = Claim(dispatch, 0, 0, now_us() - 3_600_000_000)
+    shared: Any = SimpleNamespace(producer=None, claim_check=None)
+    timer = HeldAttempt(claimed, shared)._start_timer()
+    assert timer is not None
+    assert 50 < timer.when() - asyncio.get_running_loop().time() <= 60
+    timer.cancel()

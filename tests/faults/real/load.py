@@ -238,7 +238,7 @@ class Load:
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def replaced(self, name: str, number: signal.Signals, seconds: float = 90.0) -> None:
+    def replaced(self, name: str, number: signal.Signals, seconds: float = 150.0) -> None:
         """End the process by a signal and wait until its successor says that it is ready."""
         pid = self.pid(name)
         os.kill(pid, number)
