@@ -18,6 +18,7 @@ from agl_stream.consumers.runner.identity import worker_identity
 from agl_stream.consumers.runner.resources_view import ResourcesView
 from agl_stream.consumers.runner.spans import returned_span_fields
 from agl_stream.errors import NotFound, UsageError
+from agl_stream.producers.event_producer import EventProducer
 from agl_stream.schemas.clock import now_us
 from agl_stream.types import Span, SpanCoreFields, TraceStatus
 
@@ -134,12 +135,13 @@ def test_opentelemetry_spans_may_be_returned() -> None:
     assert fields["ended_at_us"] >= fields["started_at_us"] > 1_600_000_000_000_000
 
 
-async def test_a_time_limit_runs_on_a_clock_that_nobody_sets() -> None:
+async def test_a_time_limit_runs_on_a_clock_that_nobody_sets(bench: Any) -> None:
     """The wall clock was set an hour ahead between the claim and the start."""
     dispatch = {"rollout_id": "ro-1", "attempt_id": "at-1", "config": {"timeout_seconds": 60.0}}
     claimed = Claim(dispatch, 0, 0, now_us() - 3_600_000_000)
-    shared: Any = SimpleNamespace(producer=None, claim_check=None)
-    timer = HeldAttempt(claimed, shared)._start_timer()
-    assert timer is not None
-    assert 50 < timer.when() - asyncio.get_running_loop().time() <= 60
-    timer.cancel()
+    with EventProducer(bench.settings, name="runner") as producer:
+        shared: Any = SimpleNamespace(producer=producer, claim_check=None)
+        timer = HeldAttempt(claimed, shared)._start_timer()
+        assert timer is not None
+        assert 50 < timer.when() - asyncio.get_running_loop().time() <= 60
+        timer.cancel()
