@@ -17,9 +17,14 @@ from agl_stream.infra.embedded.journal import DamagedFile, Journal
 from agl_stream.infra.embedded.log.batch import CorruptBatch, check_batch
 from agl_stream.infra.embedded.log.index import SparseIndex
 from agl_stream.infra.embedded.log.partition_log import PartitionLog
+from agl_stream.infra.embedded.protocol.errors import ErrorCode
 from agl_stream.infra.embedded.seal import seal
 from agl_stream.infra.embedded.server.housekeeping import Housekeeping
 from agl_stream.infra.embedded.server.node import Node
+from agl_stream.infra.embedded.testing import BrokerThread
+from tests.conformance.kafka.clients.port import Partition
+from tests.conformance.kafka.clients.wire import Wire
+from tests.conformance.kafka.clients.wire import batch as produced
 from tests.infra.logs import batch, headers, open_log, release
 
 
@@ -87,6 +92,27 @@ def test_a_flipped_bit_in_a_closed_segment(at, bits, segment, indexed):
         release(again)
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("byte", range(8))
+@pytest.mark.parametrize("indexed", [True, False])
+def test_an_offset_that_is_damaged_takes_no_others_along(tmp_path, byte, indexed):
+    """It is not covered by the checksum: a batch that claims to lie far behind its segment is not believed."""
+    log = open_log(tmp_path, segment_bytes="2048")
+    for _ in range(60):
+        log.append(batch(2, size=100))
+    if indexed:
+        log.flush_closed()
+    end, path, size_bytes = log.end_offset, log.segments[1].path, len(batch(2, size=100))
+    release(log)
+    flip(path, 2 * size_bytes + byte, 0x40)
+    log = open_log(tmp_path, segment_bytes="2048")
+    if indexed:
+        log.check_again(log.segments[1])
+    first = log.segments[1].base_offset + 4
+    assert [each[:2] for each in log.segments[1].damaged] == [(first, first + 2)]
+    assert log.end_offset == end
+    release(log)
 
 
 def headers_of(path: Path) -> list[int]:
@@ -216,6 +242,44 @@ def test_an_index_that_does_not_fit_is_made_again(tmp_path, harm, caplog):
     assert "made again from the data" in caplog.text
     assert [look_up(again, number) for number in range(0, 1_000, 37)] == expected
     assert len(headers(again)) == 1_000
+
+
+def test_times_are_looked_up_around_damage_that_is_known(tmp_path):
+    log = open_log(tmp_path, segment_bytes="20000")
+    for number in range(60):
+        log.append(batch(size=1_000, timestamp_ms=1_000 + number))
+    log.flush_closed()
+    release(log)
+    segment = log.segments[0].path
+    segment.with_suffix(".index").unlink()
+    data = bytearray(segment.read_bytes())
+    third = 3 * len(batch(size=1_000))
+    data[third : third + 61] = bytes(61)
+    segment.write_bytes(data)
+    again = open_log(tmp_path, segment_bytes="20000")
+    assert again.segments[0].damaged
+    assert again.offset_for_time(1_002) == (2, 1_002)
+    assert again.offset_for_time(1_003) == (4, 1_004), "the record of that time is lost"
+    again.delete_before(1)
+    assert again.offset_of_max_timestamp() == (59, 1_059)
+
+
+def test_a_time_behind_damage_that_is_news_is_answered_with_an_error(tmp_path):
+    with BrokerThread(tmp_path) as broker:
+        wire, partition = Wire(broker.bootstrap_servers), Partition("work")
+        wire.call("create_topics", 2, topics=[{"name": "work", "num_partitions": 1, "replication_factor": 1}])
+        for number in range(5):
+            assert wire.produce(partition, produced(b"x", timestamp_ms=1_000 + number))["error_code"] == 0
+        (segment,) = (tmp_path / "broker" / "logs" / "work-0").glob("*.log")
+        size_bytes = segment.stat().st_size // 5
+        with segment.open("r+b") as file:
+            file.seek(2 * size_bytes)
+            file.write(bytes(61))
+        assert wire.list_offset(partition, 1_001)["offset"] == 1
+        answer = wire.list_offset(partition, 1_004)
+        assert (answer["error_code"], answer["offset"]) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        assert wire.list_offset(partition, -1)["offset"] == 5, "the connection lives"
+        wire.close()
 
 
 @pytest.mark.parametrize("name", ["start-offset", "cleaner"])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agl_stream.infra.embedded.log.batch import HEADER_BYTES, CorruptBatch, iter_records, read_header
+from agl_stream.infra.embedded.log.batch import HEADER_BYTES, CorruptBatch, build_batch, iter_records, read_header
 from agl_stream.infra.embedded.log.partition_log import PartitionLog
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
-from tests.infra.logs import TRANSACTIONAL, batch, headers, open_log, release
+from tests.infra.logs import NO_PRODUCER, TRANSACTIONAL, batch, header_of, headers, open_log, record, release
 
 
 def what_is_known(log: PartitionLog) -> object:
@@ -195,6 +195,28 @@ def test_time_look_up_across_segments_and_restarts(folder):
         assert log.offset_of_max_timestamp() == (199, 1_199)
         log.close()
         log = open_log(folder, segment_bytes="1024")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=25),
+    start=st.integers(0, 100),
+    segment_bytes=st.sampled_from(["1024", "60000"]),
+    size=st.sampled_from([20, 9_000]),
+)
+def test_the_largest_time_is_that_of_a_record_that_is_left(times, start, segment_bytes, size):
+    """Whatever DeleteRecords has taken: whole segments, batches, or the first records of one."""
+    with tempfile.TemporaryDirectory(prefix="agl-log-") as folder:
+        log = open_log(Path(folder), segment_bytes=segment_bytes)
+        for batch_times in times:
+            records = [record(at, size, timestamp_delta=time) for at, time in enumerate(batch_times)]
+            log.append(build_batch(records, header_of(len(records), NO_PRODUCER, 0, 0, max(batch_times))))
+        flat = [time for batch_times in times for time in batch_times]
+        log.delete_before(min(start, len(flat)))
+        left = list(enumerate(flat))[start:]
+        expected = max(left, key=lambda each: each[1], default=(-1, -1))
+        assert log.offset_of_max_timestamp() == expected
+        release(log)
 
 
 def test_the_start_offset_survives_and_frees_segments(folder):

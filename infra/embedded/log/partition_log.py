@@ -239,8 +239,8 @@ class PartitionLog:
         return -1, -1
 
     def offset_of_max_timestamp(self) -> tuple[int, int]:
-        """(offset, timestamp) of the record with the largest timestamp, (-1, -1) when the log is empty."""
-        newest = max(segment.max_timestamp_ms for segment in self.segments)
+        """(offset, timestamp) of the first record with the largest timestamp that is left, (-1, -1) when none is."""
+        newest = max(segment.newest_from(self.start_offset) for segment in self.segments)
         return (-1, -1) if newest < 0 else self.offset_for_time(newest)
 
     # Shortening and closing

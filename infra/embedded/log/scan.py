@@ -18,15 +18,19 @@ _MAGIC_AT = 12
 _PLAUSIBLE_GAP = 2**31
 
 
-def intact_batches(view: memoryview, at: int, next_offset: int, *, dense: bool) -> Iterator[tuple[BatchHeader, int]]:
+def intact_batches(
+    view: memoryview, at: int, next_offset: int, *, dense: bool, below: int | None = None
+) -> Iterator[tuple[BatchHeader, int]]:
     """(header, position) of the batches from `at` on, up to the first that is torn or damaged.
 
-    `dense`: no offset is missing. That is so unless the segment was compacted, and it has to be checked because the
-    offset is not covered by the CRC.
+    `below` is where the next segment begins, if there is one. `dense`: no offset is missing. That is so unless the
+    segment was compacted, and it has to be checked because the offset is not covered by the CRC.
     """
     while True:
         header = intact_batch(view, at, next_offset)
         if header is None or (dense and header.base_offset != next_offset):
+            return
+        if below is not None and header.last_offset >= below:
             return
         yield header, at
         next_offset = header.last_offset + 1
@@ -47,15 +51,21 @@ def intact_batch(view: memoryview, at: int, least_offset: int) -> BatchHeader | 
         return header if crc32c(covered) == header.crc else None
 
 
-def find_intact(mapped: mmap.mmap, view: memoryview, at: int, least_offset: int) -> tuple[BatchHeader, int] | None:
-    """The first intact batch behind damage at `at`, None when only a torn end is there."""
+def find_intact(
+    mapped: mmap.mmap, view: memoryview, at: int, least_offset: int, below: int | None = None
+) -> tuple[BatchHeader, int] | None:
+    """The first intact batch behind damage at `at`, None when only a torn end is there.
+
+    Offsets of `below` and more, where the next segment begins, are themselves damaged: the CRC does not cover them.
+    """
+    limit = least_offset + _PLAUSIBLE_GAP if below is None else below
     while True:
         hit = mapped.find(_MAGIC, at + _MAGIC_AT)
         if hit < 0:
             return None
         at = hit - _MAGIC_AT
         header = intact_batch(view, at, least_offset)
-        if header is not None and header.base_offset - least_offset < _PLAUSIBLE_GAP:
+        if header is not None and header.last_offset < limit:
             return header, at
         at += 1
 

@@ -22,6 +22,7 @@ from agl_stream.infra.embedded.log.batch import (
     POSITION,
     BatchHeader,
     CorruptBatch,
+    iter_records,
     read_header,
 )
 from agl_stream.infra.embedded.log.index import INDEX_INTERVAL_BYTES, Damage, SegmentFacts, SparseIndex
@@ -230,12 +231,29 @@ class Segment(SegmentFacts):
 
     def batches_reaching(self, timestamp_ms: int, start_offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
         """Batches at or after `start_offset` whose maximum timestamp is at least `timestamp_ms`, in order."""
-        positions = self._index.positions
         for entry in self._index.entries_reaching(timestamp_ms, start_offset):
-            stop = positions[entry + 1] if entry + 1 < len(positions) else self.size_bytes
-            for header, position in self.batches(positions[entry], stop):
+            for header, position in self._batches_of(entry):
                 if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
                     yield header, self.read_batch(header, position)
+
+    def _batches_of(self, entry: int) -> Iterator[tuple[BatchHeader, int]]:
+        """(header, position) of what the index has an entry for, as far as it is known to be intact."""
+        start, stop, *_ = *self._index.positions[entry : entry + 2], self.size_bytes, self.size_bytes
+        return self.batches(start, min((d.position for d in self.damaged if start <= d.position < stop), default=stop))
+
+    def newest_from(self, offset: int) -> int:
+        """Largest timestamp of the records from `offset` on, -1 when there are none. Raises CorruptBatch."""
+        if offset <= self.base_offset:
+            return self.max_timestamp_ms
+        entry = self._index.entry_of_offset(offset)
+        newest = max(self._index.newest[entry + 1 :], default=-1)
+        for header, position in self._batches_of(entry):
+            if header.base_offset >= offset:
+                newest = max(newest, header.max_timestamp)
+            elif header.last_offset >= offset:
+                records = iter_records(self.read_batch(header, position), header)
+                newest = max(newest, *(record.timestamp_ms for record in records if record.offset >= offset), -1)
+        return newest
 
     # Start
 
@@ -270,25 +288,28 @@ class Segment(SegmentFacts):
     def _take_rest(self, file_bytes: int, following_offset: int | None, sparse: bool) -> None:
         if file_bytes > self.size_bytes:
             with mmap.mmap(self.fd, file_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
-                self._check_rest(mapped, view, sparse, is_last=following_offset is None)
+                self._check_rest(mapped, view, sparse, following_offset)
         damaged_end = self.size_bytes < file_bytes
         if following_offset is not None and self.next_offset < following_offset and (damaged_end or not sparse):
             self._note_damage(Damage(self.next_offset, following_offset, self.size_bytes))
             self.next_offset = following_offset
 
-    def _check_rest(self, mapped: mmap.mmap, view: memoryview, sparse: bool, *, is_last: bool) -> None:
+    def _check_rest(self, mapped: mmap.mmap, view: memoryview, sparse: bool, following_offset: int | None) -> None:
         own_entry = False
         while True:
-            for header, _ in intact_batches(view, self.size_bytes, self.next_offset, dense=not sparse):
+            following = intact_batches(
+                view, self.size_bytes, self.next_offset, dense=not sparse, below=following_offset
+            )
+            for header, _ in following:
                 self._take(header, own_entry=own_entry)
                 own_entry = False
             if self.size_bytes == len(view):
                 return
-            found = find_intact(mapped, view, self.size_bytes, self.next_offset)
+            found = find_intact(mapped, view, self.size_bytes, self.next_offset, following_offset)
             if found is None:
                 return
             header, position = found
-            if is_last:
+            if following_offset is None:
                 aside = set_aside(self.path, view, self.size_bytes)
                 COUNTERS.damaged_batches += 1
                 logger.error(
@@ -324,17 +345,8 @@ class Segment(SegmentFacts):
 
     def encode_index(self) -> bytes:
         """The index of everything appended so far; to be saved when that is flushed."""
-        return self._index.encode(
-            SegmentFacts(
-                self.size_bytes,
-                self.next_offset,
-                self.max_timestamp_ms,
-                self.first_append_ms,
-                self.cleaned_ms,
-                self.removable,
-                self.damaged,
-            )
-        )
+        facts = SegmentFacts(*(getattr(self, name) for name in SegmentFacts.__slots__))
+        return self._index.encode(facts)
 
     def save_index(self, encoded: bytes, size_bytes: int) -> None:
         """Write what encode_index() returned when the segment had `size_bytes`. Raises OSError; safe in a thread.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
-from agl_stream.infra.embedded.log.batch import BatchHeader
+from agl_stream.infra.embedded.log.batch import BatchHeader, CorruptBatch
 from agl_stream.infra.embedded.log.partition_log import Appended, PartitionLog
 from agl_stream.infra.embedded.protocol.errors import ErrorCode
 from agl_stream.infra.embedded.protocol.wire import Message
@@ -132,7 +132,11 @@ def _list_offset(log: PartitionLog | None, wanted: Message, committed_only: bool
         find: Any = (
             log.offset_of_max_timestamp if timestamp == MAX_TIMESTAMP else lambda: log.offset_for_time(timestamp)
         )
-        offset, found_ms = find()
+        try:
+            offset, found_ms = find()
+        except (CorruptBatch, OSError) as error:
+            logger.error("%r: cannot look up time %d: %s", log, timestamp, error)
+            return answer | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
         if not committed_only or offset < log.last_stable_offset:
             answer["offset"], answer["timestamp"] = offset, found_ms
     if answer["offset"] >= 0:
