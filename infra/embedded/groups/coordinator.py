@@ -279,9 +279,10 @@ class GroupCoordinator:
         self.remove(group, group.member(member_id, instance_id))
 
     def check_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> None:
-        """Whether offsets may be committed: by a current member, or from outside while the group has no members."""
-        if not group_id:
-            raise GroupRefused(ErrorCode.INVALID_GROUP_ID)
+        """Whether offsets may be committed: by a current member, or from outside while the group has no members.
+
+        The empty id is a group like others here, without members: clients of before named groups commit under it.
+        """
         group = self._groups.get(group_id)
         if group is None or not group.members:
             if generation >= 0:

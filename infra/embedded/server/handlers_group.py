@@ -275,6 +275,8 @@ def delete_groups(node: Node, request: Message, caller: Caller) -> Message:
 def offset_delete(node: Node, request: Message, caller: Caller) -> Message:
     """Forget single committed offsets, but of topics that a member of the group reads."""
     group_id = request["group_id"]
+    if not group_id:
+        return {"error_code": ErrorCode.INVALID_GROUP_ID}
     group = node.groups.get(group_id)
     if group is None and group_id not in node.offsets:
         return {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}

@@ -90,6 +90,8 @@ def txn_offset_commit(node: Node, request: Message, caller: Caller) -> Message |
     if error is ErrorCode.PRODUCER_FENCED:
         error = ErrorCode.INVALID_PRODUCER_EPOCH
     group_id = request["group_id"]
+    if not group_id:
+        error = ErrorCode.INVALID_GROUP_ID
     if error is ErrorCode.NONE and request.get("generation_id", -1) >= 0:
         try:
             node.groups.check_commit(

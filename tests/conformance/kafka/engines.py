@@ -33,6 +33,8 @@ class Capabilities:
     """message.timestamp.type=LogAppendTime"""
     reads_records: bool
     """Whether what is inside a batch is checked when it is produced."""
+    largest_time_of_what_is_left: bool
+    """Whether the largest timestamp is looked for from the start of the log only, where DeleteRecords has moved it."""
     session_timeout_ms: int
     """The shortest that the engine takes."""
     cleaning_seconds: float
@@ -45,6 +47,7 @@ EMBEDDED = Capabilities(
     fetch_sessions=False,
     log_append_time=False,
     reads_records=False,
+    largest_time_of_what_is_left=True,
     session_timeout_ms=1_000,
     cleaning_seconds=20,
 )
@@ -54,6 +57,7 @@ KAFKA = Capabilities(
     fetch_sessions=True,
     log_append_time=True,
     reads_records=True,
+    largest_time_of_what_is_left=False,
     session_timeout_ms=6_000,
     cleaning_seconds=60,
 )

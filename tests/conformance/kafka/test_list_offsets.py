@@ -77,6 +77,19 @@ def test_the_record_of_the_largest_time_is_found(cluster, use):
     assert (admin.list_offset(partition, -2), admin.list_offset(partition, -1)) == (0, 3)
 
 
+@case(
+    Ability.OFFSETS_BY_ADMIN, differs="an offset that can be read; Kafka names the one that DeleteRecords has removed"
+)
+def test_the_largest_time_is_of_what_deletion_has_left(cluster, use):
+    partition = cluster.partition()
+    start_ms = int(time.time() * 1000) - 3_600_000
+    admin = use.admin()
+    for seconds in (10, 50, 20, 40, 30):
+        cluster.write(partition, [b"x"], timestamp_ms=start_ms + seconds * 1_000)
+    cluster.admin.delete_records(partition, 2)
+    assert admin.list_offset(partition, -3) == (3 if cluster.capabilities.largest_time_of_what_is_left else 1)
+
+
 @case(Ability.OFFSETS_BY_ADMIN)
 def test_the_end_for_read_committed_is_before_an_open_transaction(cluster, use):
     partition = cluster.partition()

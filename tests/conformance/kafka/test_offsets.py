@@ -9,7 +9,7 @@ from tests.conformance.kafka.declare import case
 from tests.conformance.kafka.engines import offsets, poll_until, refusal, take, take_new, unique, wait_until
 
 UNKNOWN_PARTITION, METADATA_TOO_LARGE, UNKNOWN_MEMBER, NON_EMPTY_GROUP, UNKNOWN_GROUP = 3, 12, 25, 68, 69
-SUBSCRIBED = 86
+INVALID_GROUP, SUBSCRIBED = 24, 86
 
 
 def test_nothing_is_committed_for_a_new_group(cluster, use):
@@ -208,3 +208,34 @@ def test_a_note_that_is_too_long_is_refused(cluster, wire):
     answer = wire.call("offset_fetch", 7, group_id=group, topics=topics, require_stable=False)
     (found,) = answer["topics"][0]["partitions"]
     assert (found["committed_offset"], found["metadata"]) == (1, "x" * 4_096)
+
+
+def test_offsets_of_the_group_without_a_name_are_kept(cluster, wire):
+    """Clients from before groups had to be named commit under an empty id."""
+    partition = cluster.partition()
+    assert wire.commit("", partition, 3) == 0
+    topics = [{"name": partition.topic, "partition_indexes": [0]}]
+    answer = wire.call("offset_fetch", 7, group_id="", topics=topics, require_stable=False)
+    assert answer["topics"][0]["partitions"][0]["committed_offset"] == 3
+
+
+def test_the_group_without_a_name_has_no_members_and_no_transactions(cluster, wire):
+    partition = cluster.partition()
+    assert wire.join("")["error_code"] == INVALID_GROUP
+    member = {"group_id": "", "member_id": "nobody", "group_instance_id": None}
+    assert wire.call("heartbeat", 3, generation_id=1, **member)["error_code"] == INVALID_GROUP
+    producer_id, epoch = wire.producer_id(name := unique("writer"))
+    row = {"partition_index": 0, "committed_offset": 7, "committed_leader_epoch": -1, "committed_metadata": ""}
+    answer = wire.call(
+        "txn_offset_commit",
+        3,
+        transactional_id=name,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        generation_id=-1,
+        topics=[{"name": partition.topic, "partitions": [row]}],
+        **member | {"member_id": ""},
+    )
+    assert answer["topics"][0]["partitions"][0]["error_code"] == INVALID_GROUP
+    rows = [{"name": partition.topic, "partitions": [{"partition_index": 0}]}]
+    assert wire.call("offset_delete", 0, group_id="", topics=rows)["error_code"] == INVALID_GROUP

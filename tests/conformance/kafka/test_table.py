@@ -15,7 +15,13 @@ from tests.conformance.kafka.declare import CLIENTS
 from tests.conformance.kafka.table import DOCUMENT, HERE, MODULES, WRITE_VARIABLE, cases, render
 
 FEWEST_CASES = 80
-ON_PURPOSE = ("consumer_group_protocol", "fetch_sessions", "log_append_time", "reads_records")
+ON_PURPOSE = (
+    "consumer_group_protocol",
+    "fetch_sessions",
+    "log_append_time",
+    "reads_records",
+    "largest_time_of_what_is_left",
+)
 """Capabilities in which engines differ; the others are times."""
 
 

@@ -72,7 +72,13 @@ class Wire:
             answer = self.call(name, version, **body)
             if answer.get("error_code") not in _RETRIABLE_COORDINATOR or time.monotonic() > deadline:
                 return answer
-            time.sleep(0.05)
+            self._wake_coordinators()
+
+    def _wake_coordinators(self) -> None:
+        """Apache Kafka has none until the first client looks for one."""
+        for kind in (0, 1):
+            self.call("find_coordinator", 2, key="wire", key_type=kind)
+        time.sleep(0.05)
 
     def produce(
         self, partition: Partition, records: bytes, *, acks: int = -1, name: str | None = None
@@ -192,7 +198,7 @@ class Wire:
             code = self.call("offset_commit", 7, **body)["topics"][0]["partitions"][0]["error_code"]
             if code not in _RETRIABLE_COORDINATOR or time.monotonic() > deadline:
                 return code
-            time.sleep(0.05)
+            self._wake_coordinators()
 
 
 def _entity(name: str, version: int, kind: str) -> Any:
