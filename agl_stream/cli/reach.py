@@ -50,5 +50,7 @@ def reach_broker(settings: Settings) -> tuple[AdminClient, ClusterMetadata]:
     from confluent_kafka.admin import AdminClient
 
     refusal = connections.Refusal(settings)
-    admin = AdminClient({**client_config(settings), "error_cb": refusal.note})
+    config = client_config(settings)
+    config["error_cb"] = refusal.note
+    admin = AdminClient(config)
     return admin, connections.first_answer(admin, settings, refusal)

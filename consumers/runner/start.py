@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError
@@ -47,10 +48,8 @@ async def _start(consumer: AIOKafkaConsumer) -> None:
 def _raise_refusal(settings: Settings) -> None:
     """Raise AccessRefused if that is why nobody answers: aiokafka keeps it to itself."""
     refusal = connections.Refusal(settings)
-    client = AdminClient(
-        {**connections.librdkafka(settings), "client.id": "agl-runner-start", "error_cb": refusal.note},
-        logger=client_logger("runner-start"),
-    )
+    config: dict[str, Any] = {"client.id": "agl-runner-start", "error_cb": refusal.note}
+    client = AdminClient({**connections.librdkafka(settings), **config}, logger=client_logger("runner-start"))
     with contextlib.suppress(KafkaException):
         client.list_topics(timeout=_REFUSAL_SECONDS)
     client.poll(0)

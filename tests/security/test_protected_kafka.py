@@ -171,6 +171,7 @@ def test_a_wrong_password_is_told_at_once(
 ) -> None:
     environment = protected.environment("SASL_SSL", kafka_password="not this one", registry_url=registry_url)
     (tmp_path / "own_agent.py").write_text(AGENT)
+    assert agl("schemas", "apply", environment=environment, folder=tmp_path).returncode == 0
     started = time.monotonic()
     done = agl(*verb, environment=environment, folder=tmp_path)
     assert done.returncode == 3, done.stderr

@@ -99,7 +99,8 @@ def test_what_was_acknowledged_survives_a_kill_in_the_middle_of_writes(node: Cas
     for n in acknowledged:
         assert len(store.get_spans(f"ro-{n}")) == 50
         assert store.get_rollout(f"ro-{n}") == rollout(f"ro-{n}")
-    assert store.applied_offset("spans", 0) == acknowledged[-1] + 50
+    # the batch under way when the node died may have been written, all but the answer
+    assert store.applied_offset("spans", 0) in (acknowledged[-1] + 50, acknowledged[-1] + 100)
     # what was not acknowledged comes again
     last = acknowledged[-1] + 50
     persistently(store, _spans(last))
