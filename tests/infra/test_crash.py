@@ -6,6 +6,7 @@ Every test prints its seed through its parameters, so a failure can be repeated.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -350,6 +351,10 @@ def die_and_go_on(folder: Path, seed: int, *, policy: str, power: bool) -> bool:
     return died
 
 
+SEEDS = int(os.environ.get("AGL_TEST_CRASH_SEEDS", "12"))
+"""Of each of the long tests; 40 take eight minutes."""
+
+
 @pytest.mark.parametrize("seed", range(1))
 def test_a_kill_in_the_middle_of_a_change(tmp_path, seed):
     die_and_go_on(tmp_path / "broker", seed, policy="close", power=False)
@@ -362,13 +367,13 @@ def test_a_power_cut_under_every_write(tmp_path, seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(1_000, 1_040))
+@pytest.mark.parametrize("seed", range(1_000, 1_000 + SEEDS))
 def test_kills_anywhere(tmp_path, seed):
     die_and_go_on(tmp_path / "broker", seed, policy="close", power=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(2_000, 2_040))
+@pytest.mark.parametrize("seed", range(2_000, 2_000 + SEEDS))
 def test_power_cuts_anywhere(tmp_path, seed):
     die_and_go_on(tmp_path / "broker", seed, policy="every-write", power=True)
