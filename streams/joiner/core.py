@@ -152,8 +152,12 @@ class Joiner:
                 opened = self._revive(rollout_id, closed)
                 opened.ending = closed.ending
                 self._want(rollout_id, opened, closed.ending, closed.seen_to)
-        opened.told_to = max(opened.told_to, offset + 1)
+        is_next, opened.told_to = offset >= opened.told_to, max(opened.told_to, offset + 1)
         if opened.dropped and opened.reading is None:
+            if is_next:
+                # what is held moves along: by one span another joiner knows that there is something to read back
+                self._held["spans", partition].pop(rollout_id, None)
+                self._hold("spans", partition, rollout_id, offset)
             return
         self._hold("spans", partition, rollout_id, offset)
         of_attempt = opened.spans.setdefault(attempt_id, {})
@@ -296,12 +300,13 @@ class Joiner:
 
     def _is_news(self, closed: _Closed, partition: int, offset: int, event: Event) -> bool:
         """Whether a span of a closed rollout can change what was joined."""
-        if partition == closed.home and offset < closed.seen_to:
-            return False
+        is_seen = partition == closed.home and offset < closed.seen_to
         if event["attempt_id"] != closed.ending.attempt_id:
-            # an earlier attempt's, or one of an attempt whose beginning is not read yet
-            self.fenced_spans += 1
+            # an earlier attempt's, or one of an attempt whose beginning is not read yet; reading back leaves it out
+            self.fenced_spans += not is_seen
             self._closed[event["rollout_id"]] = closed._replace(others=True)
+            return False
+        if is_seen:
             return False
         self.late_spans += 1
         return closed.ending.status == "succeeded" and view_of(event, partition, offset) is not None
@@ -347,7 +352,7 @@ class Joiner:
             last = History(revision, content_hash)
         seen_to = max(seen_to, self._positions.get(opened.home, 0))
         self._remove(rollout_id)
-        others = opened.began_after == _ANY or len(opened.spans) > (ending.attempt_id in opened.spans)
+        others = opened.began_after == _ANY or opened.dropped or any(i != ending.attempt_id for i in opened.spans)
         self._closed[rollout_id] = _Closed(ending, last, opened.home, seen_to, others)
         if len(self._closed) > self._bounds.closed:
             self._forget_oldest()
@@ -393,6 +398,3 @@ class Joiner:
     def _drop_spans(self, rollout_id: str, opened: _Open) -> None:
         self._open_bytes -= opened.weight_bytes
         opened.spans, opened.weight_bytes, opened.count, opened.dropped = {}, 0, 0, True
-        for (topic, _), held in self._held.items():
-            if topic == "spans":
-                held.pop(rollout_id, None)

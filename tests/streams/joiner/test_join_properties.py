@@ -160,7 +160,7 @@ rounds = st.builds(
     st.lists(st.sampled_from([0, 1, 2, 50, 50]), min_size=len(INPUTS), max_size=len(INPUTS)),
     st.lists(st.sampled_from([0, 1, 50, 50]), min_size=len(INPUTS) + 1, max_size=len(INPUTS) + 1),
     st.sampled_from(
-        ["nothing", "nothing", "commit", "commit", "wait", "long wait", "crash", "rebalance", "break writes"]
+        ["nothing", "nothing", "commit", "commit", "wait", "long wait", "hours", "crash", "rebalance", "break writes"]
     ),
 )
 DISTURBANCES = {"crash", "rebalance", "break writes"}
@@ -175,6 +175,14 @@ def happen(world: World, what: str) -> None:
     elif what == "long wait":
         world.now_us += 25_000_000
         world.idle()
+    elif what == "hours":
+        # what the store does not know by then is given up; the sink of rollouts is not away for so long
+        for partition in INPUTS:
+            if partition.topic == "rollouts":
+                world.applied[partition] = len(world.log[partition])
+        for _ in range(2):
+            world.now_us += 4_000_000_000
+            world.idle()
     elif what == "crash":
         world.start()
     elif what == "rebalance":
@@ -318,16 +326,54 @@ def test_a_rollout_that_ends_after_it_was_given_up_has_its_first_spans_too() -> 
 
 
 def test_an_attempt_offered_again_has_the_spans_of_its_first_delivery_too() -> None:
-    world = World(Bounds(rollout_spans=1))
+    world = World(Bounds(rollout_spans=2))
     requested_at_us = world.now_us
-    for n in (1, 2):
+    for n in (1, 2, 3, 4):
         world.produce_span(llm_call("ro-a", f"s{n}", n, [n], [n]))
-    world.consume(SPANS, 2)
+    world.consume(SPANS, 4)
     world.commit()
-    # another joiner, which was not told of them; the dispatch that the attempt names is after its beginning
+    # another joiner, which is told of the last only; the dispatch that the attempt names is after its beginning
     world.start()
     world.now_us += 60_000_000
     end = succeeded(world.now_us, delivery=2) | {"requested_at_us": requested_at_us}
-    world.produce_span(reward_span("ro-a", "s3", 3, 1.0))
+    world.produce_span(reward_span("ro-a", "s5", 5, 1.0))
     world.produce_rollout(end)
-    assert rewards(world) == [(0, 1.0, 3)]
+    assert rewards(world) == [(0, 1.0, 5)]
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["told after it", "dropped before it"])
+def test_spans_that_the_next_attempt_has_before_the_first_is_joined_are_read_back(dropped: bool) -> None:
+    world = World(Bounds(rollout_spans=1))
+    world.produce_span(llm_call("ro-a", "s1", 1, [1], [1]))
+    world.produce_span(llm_call("ro-a", "s2", 2, [2], [2], number=2))
+    world.applied[SPANS] = 2
+    world.produce_rollout(succeeded(world.now_us))
+    if dropped:
+        world.consume(SPANS, 2)
+    # joined by what the store holds of the first attempt
+    world.consume(ROLLOUTS, 1)
+    assert [event["spans_total"] for event in world.joined("ro-a")] == [1]
+    world.consume(SPANS, 2)
+    world.produce_rollout(rollout("ro-a", 3, "running"))
+    world.consume(ROLLOUTS, 1)
+    world.produce_span(reward_span("ro-a", "s3", 3, 1.0, number=2))
+    world.consume(SPANS, 1)
+    attempts = [attempt_state("ro-a", n, dispatched_at_us=world.now_us) for n in (1, 2)]
+    world.produce_rollout(rollout("ro-a", 4, "succeeded", attempts=attempts))
+    assert rewards(world) == [(0, None, 1), (1, 1.0, 2)]
+
+
+def test_late_spans_without_room_outlive_the_joiner() -> None:
+    world = World(Bounds(rollout_spans=1))
+    world.produce_span(llm_call("ro-a", "s1", 1, [1], [1]))
+    world.produce_rollout(succeeded(world.now_us))
+    world.settle()
+    world.commit()
+    # the end is before this joiner's time, and it dies before it has asked the store for it
+    world.start()
+    for n in (2, 3, 4):
+        world.produce_span(reward_span("ro-a", f"s{n}", n, n / 4))
+    world.consume(SPANS, 3)
+    world.commit()
+    world.start()
+    assert rewards(world) == [(0, None, 1), (1, 1.0, 4)]
