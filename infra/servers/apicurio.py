@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.infra.servers.components import APICURIO
-from agl_stream.infra.servers.engine import HOST, Engine, keep_port
+from agl_stream.infra.servers.engine import HOST, Engine
 from agl_stream.infra.servers.home import EnginesHome
 from agl_stream.infra.servers.jvm import java_command
 from agl_stream.infra.servers.probe import answers_http
@@ -34,7 +34,7 @@ class Apicurio(Engine):
         home = home or EnginesHome.default()
         files = home.fetch(APICURIO)
         self.version = home.version(APICURIO, "apicurio-registry-app").removesuffix(".Final")
-        self.port = keep_port(self, "http", port, prefer_port)
+        self.port = self.keep_ports("http", wanted={"http": port}, preferred={"http": prefer_port})["http"]
         # What is committed is written at once (H2 would wait half a second for more).
         database = f"jdbc:h2:file:{self.folder / 'data' / 'registry'};WRITE_DELAY=0"
         properties = {

@@ -76,8 +76,8 @@ class Cassandra(Engine):
         ports = self.keep_ports(
             "native",
             "storage",
-            wanted={"native": port} if port else None,
-            preferred={"native": prefer_port} if prefer_port else None,
+            wanted={"native": port},
+            preferred={"native": prefer_port},
         )
         self.port, self._storage_port = ports["native"], ports["storage"]
         count = self.keep_count(nodes)

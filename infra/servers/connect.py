@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.infra.servers.components import CONNECT_PLUGINS, KAFKA
-from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, Engine, keep_port, read_properties, write_properties
+from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, LOG4J_OPTION, Engine, read_properties, write_properties
 from agl_stream.infra.servers.home import EnginesHome
 from agl_stream.infra.servers.jvm import class_path, java_command
 from agl_stream.infra.servers.probe import answers_http
@@ -16,8 +16,7 @@ from agl_stream.infra.servers.process import ServerProcess
 class Connect(Engine):
     """One worker on the brokers at `bootstrap_servers`; its state is in their topics, so a killed one goes on.
 
-    `conf` overrides or adds worker properties. `replication_factor` is that of its three topics. `plugin_folders`
-    are looked into beside the fetched plugins.
+    `conf` overrides or adds worker properties. `replication_factor` is that of its three topics.
     """
 
     def __init__(
@@ -29,7 +28,6 @@ class Connect(Engine):
         group_id: str = "connect",
         heap_mb: int = 384,
         conf: Mapping[str, object] | None = None,
-        plugin_folders: tuple[Path, ...] = (),
         port: int | None = None,
         prefer_port: int | None = None,
         home: EnginesHome | None = None,
@@ -38,13 +36,13 @@ class Connect(Engine):
         home = home or EnginesHome.default()
         jars, plugins = home.fetch(KAFKA), home.fetch(CONNECT_PLUGINS)
         self.version = home.version(KAFKA, "connect-runtime")
-        self.port = keep_port(self, "rest", port, prefer_port)
+        self.port = self.keep_ports("rest", wanted={"rest": port}, preferred={"rest": prefer_port})["rest"]
         self._properties = {
             **read_properties(CONFIG_FOLDER / "connect.properties"),
             "bootstrap.servers": bootstrap_servers,
             "group.id": group_id,
             "listeners": self.url,
-            "plugin.path": ",".join(str(path) for path in (plugins, *plugin_folders)),
+            "plugin.path": str(plugins),
             **{f"{topic}.storage.replication.factor": replication_factor for topic in ("config", "offset", "status")},
             **(conf or {}),
         }
@@ -57,7 +55,7 @@ class Connect(Engine):
                 *("org.apache.kafka.connect.cli.ConnectDistributed", str(self._properties_path)),
             ],
             heap_mb=heap_mb,
-            options=[f"-Dlog4j2.configurationFile={CONFIG_FOLDER / 'log4j2.properties'}"],
+            options=[LOG4J_OPTION],
         )
         self.nodes = [
             ServerProcess("connect", command, self.folder, ready=lambda process: answers_http(self.url + "/connectors"))

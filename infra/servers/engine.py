@@ -19,6 +19,7 @@ from agl_stream.supervise.ports import is_free
 
 HOST = "127.0.0.1"
 CONFIG_FOLDER = Path(__file__).parent / "config"
+LOG4J_OPTION = f"-Dlog4j2.configurationFile={CONFIG_FOLDER / 'log4j2.properties'}"
 
 _PORTS_FILE = "ports.json"
 _COUNT_FILE = "nodes"
@@ -110,16 +111,20 @@ class Engine:
         return count
 
     def keep_ports(
-        self, *names: str, wanted: Mapping[str, int] | None = None, preferred: Mapping[str, int] | None = None
+        self,
+        *names: str,
+        wanted: Mapping[str, int | None] | None = None,
+        preferred: Mapping[str, int | None] | None = None,
     ) -> dict[str, int]:
         """A port for each name: the wanted one, else the one kept from an earlier start, else the preferred one if it
-        is free, else a free one.
+        is free, else a free one. None: nothing wanted, nothing preferred.
 
         Raises PortInUse when a kept or wanted port is taken by somebody else.
         """
         place = self.folder / _PORTS_FILE
         ports: dict[str, int] = json.loads(place.read_text()) if place.exists() else {}
-        ports = {name: ports[name] for name in names if name in ports} | dict(wanted or {})
+        ports = {name: ports[name] for name in names if name in ports}
+        ports |= {name: port for name, port in (wanted or {}).items() if port}
         for name, port in ports.items():
             if not is_free(port):
                 raise PortInUse(
@@ -127,7 +132,7 @@ class Engine:
                     f"or remove {place} to have other ports"
                 )
         for name, port in (preferred or {}).items():
-            if name not in ports and port not in ports.values() and is_free(port):
+            if port and name not in ports and port not in ports.values() and is_free(port):
                 ports[name] = port
         missing = [name for name in names if name not in ports]
         ports |= (
@@ -135,14 +140,6 @@ class Engine:
         )
         place.write_text(json.dumps(ports) + "\n")
         return ports
-
-
-def keep_port(engine: Engine, name: str, wanted: int | None, preferred: int | None) -> int:
-    """`Engine.keep_ports` for the one port of an engine of one server."""
-    ports = engine.keep_ports(
-        name, wanted={name: wanted} if wanted else None, preferred={name: preferred} if preferred else None
-    )
-    return ports[name]
 
 
 def read_properties(path: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.infra.servers.components import KAFKA
-from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, Engine, read_properties, write_properties
+from agl_stream.infra.servers.engine import CONFIG_FOLDER, HOST, LOG4J_OPTION, Engine, read_properties, write_properties
 from agl_stream.infra.servers.home import EnginesHome
 from agl_stream.infra.servers.jvm import class_path, java_command
 from agl_stream.infra.servers.process import ServerFailed, ServerProcess
@@ -50,8 +50,8 @@ class Kafka(Engine):
         ports = self.keep_ports(
             *(f"broker-{n}" for n in numbers),
             *(f"controller-{n}" for n in numbers),
-            wanted={"broker-1": port} if port else None,
-            preferred={"broker-1": prefer_port} if prefer_port else None,
+            wanted={"broker-1": port},
+            preferred={"broker-1": prefer_port},
         )
         self.ports = [ports[f"broker-{n}"] for n in numbers]
         self._controller_ports = [ports[f"controller-{n}"] for n in numbers]
@@ -107,7 +107,7 @@ class Kafka(Engine):
                 "kafka",
                 ["-cp", self._classes, "kafka.Kafka", str(folder / "server.properties")],
                 heap_mb=heap_mb,
-                options=[f"-Dlog4j2.configurationFile={CONFIG_FOLDER / 'log4j2.properties'}"],
+                options=[LOG4J_OPTION],
             ),
             folder,
             ready=lambda process: process.printed_since_start(_READY_LINE),
@@ -124,7 +124,7 @@ class Kafka(Engine):
             if (folder / "data" / _FORMATTED).exists():
                 continue
             tool = ["-cp", self._classes, "kafka.tools.StorageTool", "format", "-t", self._cluster_id()]
-            options = [f"-Dlog4j2.configurationFile={CONFIG_FOLDER / 'log4j2.properties'}"]
+            options = [LOG4J_OPTION]
             command = java_command(
                 self._jars, "kafka", [*tool, "-c", str(properties), "--ignore-formatted"], heap_mb=96, options=options
             )

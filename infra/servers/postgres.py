@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agl_stream.errors import FolderNotWritable
-from agl_stream.infra.servers.engine import HOST, Engine, keep_port
+from agl_stream.infra.servers.engine import HOST, Engine
 from agl_stream.infra.servers.process import ServerFailed, ServerProcess
 from agl_stream.infra.servers.tools import ToolMissing, find_tool, postgres_folder, postgres_version, setpriv
 
@@ -38,7 +38,7 @@ class Postgres(Engine):
         super().__init__(folder)
         self._programs = postgres_folder()
         self.version = postgres_version(self._programs)
-        self.port = keep_port(self, "sql", port, prefer_port)
+        self.port = self.keep_ports("sql", wanted={"sql": port}, preferred={"sql": prefer_port})["sql"]
         self._data = self.folder / "data"
         self._privileges = _as_postgres() if os.geteuid() == 0 else []
         settings = {
