@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,11 @@ class Settings:
 
     def blob_address(self) -> str:
         return self.blob_root or str(self.folder / "blobs")
+
+
+def as_environment(values: Mapping[str, object]) -> dict[str, str]:
+    """The variables from which another process loads these settings."""
+    return {ENV_PREFIX + name.upper(): str(value) for name, value in values.items()}
 
 
 def _parse(spec: Any, text: str) -> Any:

@@ -21,7 +21,7 @@ from agl_stream.local.workplace import workplace
 from agl_stream.producers.task_producer import TaskProducer
 from agl_stream.schemas.events import Event
 from agl_stream.schemas.ids import new_id
-from agl_stream.settings import ENV_PREFIX, Settings
+from agl_stream.settings import Settings, as_environment
 from agl_stream.streams.store import open_store
 from agl_stream.streams.store.port import Condition, Query, StateReader
 from agl_stream.supervise import ProcessSpec, ProcessUsage, Supervisor, free_ports
@@ -95,7 +95,7 @@ def _runner(settings: Settings, number: int, slots: int) -> ProcessSpec:
     return ProcessSpec(
         f"runner-{number}",
         [sys.executable, "-m", "agl_stream.cli.main", "runner", AGENT, "--slots", str(slots)],
-        env={ENV_PREFIX + name.upper(): str(getattr(settings, name)) for name in _ENVIRONMENT},
+        env=as_environment({name: getattr(settings, name) for name in _ENVIRONMENT}),
         stop_timeout_seconds=10.0,
     )
 

@@ -16,7 +16,7 @@ import click
 from agl_stream.cli.output import emit_json, human_bytes, output_option, table
 from agl_stream.cli.shared import load_settings
 from agl_stream.errors import AglStreamError, UsageError
-from agl_stream.settings import ENV_PREFIX, Settings
+from agl_stream.settings import Settings, as_environment
 
 if TYPE_CHECKING:
     from agl_stream.infra.servers.choice import Choice
@@ -129,8 +129,8 @@ def start_command(
     click.echo(f"running, data in {settings.folder / 'engines'}")
     click.echo(table(["engine", "version", "address"], [(r.engine, r.version, r.address) for r in records]))
     click.echo("to use them, in any terminal:")
-    for name, value in _settings_of(records).items():
-        click.echo(f"  export {ENV_PREFIX}{name.upper()}={value}")
+    for variable, value in as_environment(_settings_of(records)).items():
+        click.echo(f"  export {variable}={value}")
 
 
 @command.command("stop")
@@ -312,7 +312,7 @@ def _spawn_keeper(folder: EngineFolder, settings: Settings, choice: Choice) -> s
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, ENV_PREFIX + "BOOTSTRAP_SERVERS": settings.bootstrap_servers},
+            env={**os.environ, **as_environment({"bootstrap_servers": settings.bootstrap_servers})},
         )
 
 

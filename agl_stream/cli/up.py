@@ -20,20 +20,25 @@ BROKER_PORT, REGISTRY_PORT, GATEWAY_PORT, STORE_PORT = 9092, 8081, 4747, 9042
 
 
 def claim_ports(
-    broker: int | None, registry: int | None, gateway: int | None, store: int | None = None
+    broker: int | None, registry: int | None, gateway: int | None, store: int | None = None, *, with_store: bool = False
 ) -> tuple[Ports, list[str]]:
-    """The ports to use, and a line for each default that had to give way; PortInUse for a given one in use."""
+    """The ports to use, and a line for each default that had to give way; PortInUse for a given one in use.
+
+    A port of the store is looked for only when there shall be one or it is given.
+    """
     from agl_stream.local.system import Ports
     from agl_stream.supervise import claim_port
 
     taken: list[int] = []
     notes: list[str] = []
-    for wanted, default, option in (
+    wishes = [
         (broker, BROKER_PORT, "--broker-port"),
         (registry, REGISTRY_PORT, "--registry-port"),
         (gateway, GATEWAY_PORT, "--gateway-port"),
-        (store, STORE_PORT, "--store-port"),
-    ):
+    ]
+    if with_store or store is not None:
+        wishes.append((store, STORE_PORT, "--store-port"))
+    for wanted, default, option in wishes:
         port, replaced = claim_port(wanted, default, option=option, taken=taken)
         taken.append(port)
         if replaced:
@@ -87,10 +92,11 @@ def command(
     engines = Engines(engine, store or "", registry)
     engines.fetch(settings, note)
     with stop_on_signals() as stop, DataFolder(settings.folder) as folder:
-        ports, notes = claim_ports(broker_port, registry_port, gateway_port, store_port)
+        ports, notes = claim_ports(
+            broker_port, registry_port, gateway_port, store_port, with_store=engines.store == "cassandra"
+        )
         for line in notes:
-            if engines.store == "cassandra" or "--store-port" not in line:
-                note(line)
+            note(line)
         with Supervisor(folder.log_dir, notify=note) as supervisor:
             system = LocalSystem(folder, supervisor, ports, settings, engines)
             system.start(cancelled=stop)

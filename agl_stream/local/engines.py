@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from agl_stream.settings import Settings
 
-KEYSPACE = "agl"
-
 
 @dataclass(frozen=True)
 class Engines:
@@ -43,10 +41,17 @@ class Engines:
 
     def registry_url(self, host: str, port: int) -> str:
         """The registry's address for its clients."""
-        return f"http://{host}:{port}" + ("/apis/ccompat/v7" if self.registry == "apicurio" else "")
+        address = f"http://{host}:{port}"
+        if self.registry == "apicurio":
+            from agl_stream.infra.servers.apicurio import CCOMPAT_PATH
+
+            return address + CCOMPAT_PATH
+        return address
 
     def store_url(self, host: str, port: int, settings: Settings) -> str:
         """The state store's address; empty: SQLite in the data folder."""
         if self.store == "cassandra":
-            return f"cassandra://{host}:{port}/{KEYSPACE}"
+            from agl_stream.infra.servers.cassandra import store_url
+
+            return store_url(f"{host}:{port}")
         return "" if self.store == "sqlite" else settings.store_url

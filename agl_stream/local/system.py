@@ -12,7 +12,7 @@ from agl_stream import connections
 from agl_stream.errors import EngineUnreachable
 from agl_stream.local.data_folder import DataFolder, Endpoints
 from agl_stream.local.engines import Engines
-from agl_stream.settings import ENV_PREFIX, Settings
+from agl_stream.settings import Settings, as_environment
 from agl_stream.supervise import ProcessSpec, Supervisor
 
 _HOST = "127.0.0.1"
@@ -57,33 +57,22 @@ class LocalSystem:
             gateway_url=f"http://{_HOST}:{ports.gateway}",
             data_dir=str(folder.path),
         )
-        self._environment = {
-            ENV_PREFIX + "DIR": str(folder.path),
-            ENV_PREFIX + "BOOTSTRAP_SERVERS": self.endpoints.bootstrap_servers,
-            ENV_PREFIX + "REGISTRY_URL": self.endpoints.registry_url,
-            ENV_PREFIX + "GATEWAY_URL": self.endpoints.gateway_url,
-            ENV_PREFIX + "UPSTREAM_URL": settings.upstream_url,
-            ENV_PREFIX + "UPSTREAM_MODEL": settings.upstream_model,
-            ENV_PREFIX + "NAMESPACE": settings.namespace,
-            ENV_PREFIX + "PARTITIONS": str(settings.partitions),
-            ENV_PREFIX + "REPLICATION_FACTOR": "1",  # One broker, whatever is configured for a cluster.
-            ENV_PREFIX + "STORE_URL": engines.store_url(_HOST, ports.store, settings),
+        self._shared = {
+            "dir": self.endpoints.data_dir,
+            "bootstrap_servers": self.endpoints.bootstrap_servers,
+            "registry_url": self.endpoints.registry_url,
+            "gateway_url": self.endpoints.gateway_url,
+            "upstream_url": settings.upstream_url,
+            "upstream_model": settings.upstream_model,
+            "namespace": settings.namespace,
+            "partitions": settings.partitions,
+            "replication_factor": 1,  # One broker, whatever is configured for a cluster.
+            "store_url": engines.store_url(_HOST, ports.store, settings),
         }
 
     def settings(self) -> Settings:
         """Settings with which this process reaches the system."""
-        return Settings.load(
-            dir=self.endpoints.data_dir,
-            bootstrap_servers=self.endpoints.bootstrap_servers,
-            registry_url=self.endpoints.registry_url,
-            gateway_url=self.endpoints.gateway_url,
-            upstream_url=self._environment[ENV_PREFIX + "UPSTREAM_URL"],
-            upstream_model=self._environment[ENV_PREFIX + "UPSTREAM_MODEL"],
-            namespace=self._environment[ENV_PREFIX + "NAMESPACE"],
-            partitions=int(self._environment[ENV_PREFIX + "PARTITIONS"]),
-            replication_factor=1,
-            store_url=self._environment[ENV_PREFIX + "STORE_URL"],
-        )
+        return Settings.load(**self._shared)
 
     def spec(
         self,
@@ -98,7 +87,7 @@ class LocalSystem:
         return ProcessSpec(
             name,
             [sys.executable, "-m", "agl_stream.cli.main", *arguments, "-v"],
-            env={**self._environment, **(env or {})},
+            env={**as_environment(self._shared), **(env or {})},
             ends=ends,
             ready_timeout_seconds=ready_timeout_seconds,
             stop_timeout_seconds=stop_timeout_seconds,

@@ -12,6 +12,9 @@ from agl_stream.infra.servers.jvm import java_command
 from agl_stream.infra.servers.probe import answers_http
 from agl_stream.infra.servers.process import ServerProcess
 
+CCOMPAT_PATH = "/apis/ccompat/v7"
+"""Below which Apicurio answers as a Confluent registry does."""
+
 
 class Apicurio(Engine):
     """One registry. `conf` are system properties of the server.
@@ -64,7 +67,7 @@ class Apicurio(Engine):
     @property
     def ccompat_url(self) -> str:
         """What clients of the Confluent registry are given."""
-        return self.url + "/apis/ccompat/v7"
+        return self.url + CCOMPAT_PATH
 
     @property
     def address(self) -> str:

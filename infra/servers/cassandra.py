@@ -52,6 +52,11 @@ _IMPATIENT = (
 )
 
 
+def store_url(contact_points: str) -> str:
+    """The state store that agl-stream keeps in a Cassandra which is started here."""
+    return f"cassandra://{contact_points}/{KEYSPACE}"
+
+
 class Cassandra(Engine):
     """`nodes` servers of one cluster (as before, or one). `conf` overrides or adds settings of every cassandra.yaml.
 
@@ -96,7 +101,7 @@ class Cassandra(Engine):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"store_url": f"cassandra://{self.contact_points}/{KEYSPACE}"}
+        return {"store_url": store_url(self.contact_points)}
 
     def spawn(self) -> None:
         """The first node is the seed of the others: they start side by side once it serves."""
