@@ -8,6 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from agl_stream.infra.servers.components import copy_dependencies
+from agl_stream.infra.servers.tools import java
+
 HERE = Path(__file__).parent
 MODEL = "io.strimzi.api.kafka.model"
 KINDS = (
@@ -21,13 +24,12 @@ KINDS = (
 
 
 def strimzi_schema() -> str:
-    """The schema's text. Raises CalledProcessError when Maven or Java fail."""
+    """The schema's text. Raises ToolMissing, FetchFailed, CalledProcessError when Maven or Java fail."""
     with tempfile.TemporaryDirectory() as folder:
-        fetch = ["mvn", "-q", "-B", "-ntp", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies"]
-        subprocess.run([*fetch, "-DincludeScope=runtime", f"-DoutputDirectory={folder}"], check=True, timeout=300)
+        copy_dependencies(HERE / "pom.xml", Path(folder))
         kinds = [f"{MODEL}.{kind}" for kind in KINDS]
-        java = ["java", "-cp", f"{folder}/*", str(HERE / "StrimziSchemas.java"), *kinds]
-        out = subprocess.run(java, check=True, capture_output=True, timeout=120).stdout
+        command = [java(), "-cp", f"{folder}/*", str(HERE / "StrimziSchemas.java"), *kinds]
+        out = subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
     return json.dumps(json.loads(out), indent=1, sort_keys=True) + "\n"
 
 
