@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from agl_stream.errors import AglStreamError
 from agl_stream.infra.embedded import disk
+from agl_stream.infra.embedded.growing_file import GrowingFile
 from agl_stream.infra.embedded.log.metrics import COUNTERS
 from agl_stream.infra.embedded.seal import seal, unseal
 
@@ -36,13 +35,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size_bytes = 0
-        self.flushed_bytes = 0
         self._live_bytes = 0
-        self._torn = False
-        self._unsure = False
-        self._named = False
-        self._flushing = threading.Lock()
-        self._fd = disk.open_file(path, create=True)
+        self._file = GrowingFile(path)
+        self._file.create()
 
     def load(self) -> list[Any]:
         """All entries; raises DamagedFile."""
@@ -61,7 +56,7 @@ class Journal:
                     )
                 logger.warning("%s: cut %d torn bytes after entry %d", self.path, len(data) - at, len(entries))
                 COUNTERS.cut_bytes += len(data) - at
-                disk.truncate(self._fd, at)
+                disk.truncate(self._file.fd, at)
                 break
             entries.append(entry)
             at = end + 1
@@ -72,16 +67,7 @@ class Journal:
         """Add entries in one write. Raises OSError when the file system refuses; nothing is added then."""
         lines = [_line(entry) for entry in entries]
         data = b"".join(lines)
-        try:
-            if self._torn:
-                disk.truncate(self._fd, self.size_bytes)
-                self._torn = False
-            disk.write_at(self._fd, [data], self.size_bytes)
-        except OSError:
-            self._torn = True
-            disk.truncate(self._fd, self.size_bytes)
-            self._torn = False
-            raise
+        self._file.append([data], self.size_bytes)
         self.size_bytes += len(data)
         COUNTERS.journal_entries += len(lines)
 
@@ -90,11 +76,9 @@ class Journal:
         data = b"".join(_line(entry) for entry in entries)
         disk.write_whole(self.path, data)
         fd = disk.open_file(self.path)
-        with self._flushing:
-            os.close(self._fd)
-            self._fd = fd
-            self.size_bytes = self.flushed_bytes = self._live_bytes = len(data)
-            self._unsure, self._named = False, True
+        with self._file.lock:
+            self._file.replace(fd, len(data))
+            self.size_bytes = self._live_bytes = len(data)
 
     def rewrite_if_mostly_history(self, entries: Iterable[Any]) -> None:
         """Rewrite when the file has grown to several times its content after the last time.
@@ -115,20 +99,10 @@ class Journal:
 
     def flush(self) -> None:
         """Force everything appended before to disk. Blocks; safe in a thread. Raises OSError."""
-        with self._flushing:
+        with self._file.lock:
             size_bytes = self.size_bytes
-            if size_bytes == self.flushed_bytes and self._named:
-                return
-            try:
-                if self._unsure:
-                    disk.redo(self._fd, self.flushed_bytes, size_bytes)
-                disk.sync(self._fd)
-                if not self._named:
-                    disk.sync_folder(self.path.parent)
-            except OSError:
-                self._unsure = True
-                raise
-            self.flushed_bytes, self._unsure, self._named = size_bytes, False, True
+            if size_bytes != self._file.flushed_bytes or not self._file.named:
+                self._file.force(size_bytes)
 
     def close(self) -> None:
         """Flush if the file system lets us, and close."""
@@ -136,7 +110,7 @@ class Journal:
             self.flush()
         except OSError as error:
             logger.error("%s: not flushed at the stop (%s)", self.path, error.strerror)
-        os.close(self._fd)
+        self._file.close()
 
 
 def _line(entry: Any) -> bytes:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
 from agl_stream.infra.embedded import disk
+from agl_stream.infra.embedded.growing_file import GrowingFile
 from agl_stream.infra.embedded.log.batch import (
     HEADER_BYTES,
     LENGTH_PREFIX_BYTES,
@@ -43,18 +43,13 @@ class Segment(SegmentFacts):
         super().__init__(next_offset=base_offset)
         self.path = path
         self.base_offset = base_offset
-        self.flushed_bytes = 0
         self.indexed_bytes = 0
         """What the saved index covers."""
         self.checked_ms = 0
         """When every batch was last found intact, or damaged, in this process."""
         self.deleted = False
         self._index = SparseIndex()
-        self._fd: int | None = None
-        self._flushing = threading.Lock()
-        self._torn = False
-        self._unsure = False
-        self._named = False
+        self._file = GrowingFile(path)
 
     @classmethod
     def create(cls, folder: Path, base_offset: int) -> Segment:
@@ -65,15 +60,18 @@ class Segment(SegmentFacts):
     def create_at(cls, path: Path, base_offset: int) -> Segment:
         """A new, empty segment under another name than its own, for the time being."""
         segment = cls(path, base_offset)
-        segment._fd = disk.open_file(segment.path, create=True)
+        segment._file.create()
         return segment
 
     @property
     def fd(self) -> int:
         """The open file; opened on first use and kept until close()."""
-        if self._fd is None:
-            self._fd = disk.open_file(self.path)
-        return self._fd
+        return self._file.fd
+
+    @property
+    def flushed_bytes(self) -> int:
+        """What a power cut would leave."""
+        return self._file.flushed_bytes
 
     @property
     def newest_ms(self) -> int:
@@ -81,10 +79,7 @@ class Segment(SegmentFacts):
         return self.max_timestamp_ms if self.max_timestamp_ms >= 0 else self.first_append_ms
 
     def close(self) -> None:
-        with self._flushing:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+        self._file.close()
 
     def retire(self) -> None:
         """Close for good; the files are somebody else's now."""
@@ -103,16 +98,7 @@ class Segment(SegmentFacts):
 
         Raises OSError when the file system refuses; the segment is then as it was before.
         """
-        try:
-            if self._torn:
-                disk.truncate(self.fd, self.size_bytes)
-                self._torn = False
-            disk.write_at(self.fd, [prefix, memoryview(batch)[len(prefix) :]], self.size_bytes)
-        except OSError:
-            self._torn = True
-            disk.truncate(self.fd, self.size_bytes)
-            self._torn = False
-            raise
+        self._file.append([prefix, memoryview(batch)[len(prefix) :]], self.size_bytes)
         if self.first_append_ms < 0:
             self.first_append_ms = now_ms
         self._take(header)
@@ -127,20 +113,11 @@ class Segment(SegmentFacts):
 
     def flush(self) -> None:
         """Force to disk what was appended before the call. Blocks; safe in a thread. Raises OSError."""
-        with self._flushing:
+        with self._file.lock:
             size_bytes = self.size_bytes
-            if self.deleted or (size_bytes == self.flushed_bytes and (self._named or not size_bytes)):
+            if self.deleted or (size_bytes == self.flushed_bytes and (self._file.named or not size_bytes)):
                 return
-            try:
-                if self._unsure:
-                    disk.redo(self.fd, self.flushed_bytes, size_bytes)
-                disk.sync(self.fd)
-                if not self._named:
-                    disk.sync_folder(self.path.parent)
-            except OSError:
-                self._unsure = True
-                raise
-            self.flushed_bytes, self._unsure, self._named = size_bytes, False, True
+            self._file.force(size_bytes)
 
     # Reading
 
@@ -267,7 +244,7 @@ class Segment(SegmentFacts):
         file_bytes = os.fstat(self.fd).st_size
         if not self._load_index(file_bytes) and file_bytes and following_offset is not None:
             COUNTERS.rebuilt_indexes += 1
-        self.flushed_bytes = self.indexed_bytes = self.size_bytes
+        self._file.flushed_bytes = self.indexed_bytes = self.size_bytes
         self._take_rest(file_bytes, following_offset, sparse or self.cleaned_ms >= 0)
         if file_bytes > self.size_bytes:
             cut = file_bytes - self.size_bytes
@@ -353,7 +330,7 @@ class Segment(SegmentFacts):
 
         Not forced to disk: a torn one is noticed by its checksum, and a start without it only takes longer.
         """
-        with self._flushing:
+        with self._file.lock:
             if not self.deleted:
                 disk.write_whole(self.path.with_suffix(".index"), encoded, durable=False)
                 self.indexed_bytes = size_bytes
