@@ -57,7 +57,9 @@ class ProcessIdentity:
         if handle is None:
             return True
         try:
-            return bool(select.select([handle], [], [], timeout_seconds)[0])
+            end = select.poll()
+            end.register(handle, select.POLLIN)
+            return bool(end.poll(max(0.0, timeout_seconds) * 1000))
         finally:
             os.close(handle)
 

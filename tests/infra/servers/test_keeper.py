@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,20 @@ def test_a_process_is_known_by_more_than_its_id(foreign: subprocess.Popen[bytes]
     foreign.wait()
     assert not identity.alive() and not identity.signal(signal.SIGTERM)
     assert ProcessIdentity.of(foreign.pid) is None
+
+
+def test_a_process_is_waited_for_with_any_number_of_open_files(
+    foreign: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """select() knows descriptors below 1024 only."""
+    identity = ProcessIdentity.of(foreign.pid)
+    assert identity is not None
+    with ExitStack() as files:
+        while files.enter_context((tmp_path / "file").open("w")).fileno() < 1100:
+            pass
+        assert not identity.wait_gone(0.05)
+        foreign.kill()
+        assert identity.wait_gone(10)
 
 
 def test_a_zombie_is_no_living_process() -> None:
