@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _HISTORY_BYTES = 4 * 1024 * 1024
 _HISTORY_FACTOR = 8
+_SECTOR_BYTES = 512
+_ZEROS = re.compile(rb"\0+")
 
 
 class DamagedFile(AglStreamError):
@@ -28,8 +31,8 @@ class Journal:
     """One entry a line, each behind its checksum.
 
     A torn end is cut on load. Damage before it is an error: entries behind it would be lost in silence. A line in
-    which the disk has a hole (zero bytes, from a power cut before a flush) counts as the beginning of the torn end.
-    Lines without a checksum, from folders of format 1, are read too.
+    which the disk has a hole (zero bytes, from a power cut before a flush) counts as the beginning of the torn end; a
+    lone zero byte is a hole only where a sector ends. Lines without a checksum, from folders of format 1, are read too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +52,7 @@ class Journal:
             line = data[at : end if end >= 0 else len(data)]
             entry = _parse(line) if end >= 0 else None
             if entry is None:
-                if end >= 0 and b"\0" not in line:
+                if end >= 0 and not _has_hole(data, at, end):
                     raise DamagedFile(
                         f"{self.path}: line {len(entries) + 1} is damaged. "
                         "Restore the file from a copy, or remove that line by hand and accept the loss."
@@ -115,6 +118,11 @@ class Journal:
 
 def _line(entry: Any) -> bytes:
     return seal(json.dumps(entry, separators=(",", ":")).encode()) + b"\n"
+
+
+def _has_hole(data: bytes, start: int, end: int) -> bool:
+    holes = _ZEROS.finditer(data, start, end)
+    return any(hole.end() - hole.start() > 1 or hole.end() % _SECTOR_BYTES == 0 for hole in holes)
 
 
 def _parse(line: bytes) -> Any | None:

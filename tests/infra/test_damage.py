@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agl_stream.infra.embedded.config import BrokerConfig
@@ -168,6 +168,7 @@ async def test_the_daily_check_tells_damage(tmp_path, caplog):
 
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 10**6), bits=st.integers(1, 255))
+@example(at=16, bits=ord('"'))
 def test_a_flipped_bit_in_a_journal_is_refused(at, bits):
     folder = Path(tempfile.mkdtemp(prefix="agl-damage-"))
     try:
@@ -175,6 +176,7 @@ def test_a_flipped_bit_in_a_journal_is_refused(at, bits):
         journal = Journal(folder / "j")
         journal.append(entries)
         journal.close()
+        size_bytes = journal.size_bytes
         flip(folder / "j", at, bits)
         again = Journal(folder / "j")
         try:
@@ -182,9 +184,8 @@ def test_a_flipped_bit_in_a_journal_is_refused(at, bits):
         except DamagedFile as error:
             assert "line" in str(error) and str(folder) in str(error)
         else:
-            data = (folder / "j").read_bytes()
             assert found == entries[: len(found)], "never another content"
-            assert len(found) >= 19 or b"\0" in data, "only the last line can look torn"
+            assert len(found) >= 19 or (at % size_bytes + 1) % 512 == 0, "no more can look torn"
     finally:
         shutil.rmtree(folder)
 
